@@ -18,7 +18,8 @@ from paceline.engine.activation_checkpointing.checkpointing import Blocks, NoAct
 from paceline.engine.precision.mixed import make_precision
 from paceline.engine.strategies.ddp import ddp
 from paceline.launch.environment import take_place
-from paceline.launch.launcher import Launch, launch
+from paceline.launch.launcher import launch
+from paceline.launch.machines import Launch
 from paceline.models.minet import MINet, minet_light, minet_resnet50
 from paceline.plan.memory import MemoryTracker
 

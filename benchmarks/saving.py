@@ -35,7 +35,6 @@ class Training:
         self.saver = Saver(Store(folder / "checkpoints", keep_last=1))
         self.quiet, self.busy = Measured("a step", []), Measured("a step while a checkpoint is written", [])
         self.step()
-        self.saver.reserve(self.model.state_dict(), self.state())
 
     def state(self) -> Tree:
         return {"optimizer": optimizer_tree(self.optimizer, self.model)}

@@ -121,9 +121,9 @@ def _knock(machines: Any, folder: Path, kind: str) -> tuple[int, str | None]:
 
 def _plant(folder: Path, kind: str) -> str | None:
     """What came of a value in the store of a launcher that waits for another machine."""
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from paceline.launch.launcher import Launch
+    from paceline.launch.machines import Launch
     from paceline.launch.network import Endpoint, can_connect
 
     launching: Any = importlib.import_module("launching")
@@ -134,7 +134,7 @@ def _plant(folder: Path, kind: str) -> str | None:
     with launching.begin(out, "def body(): return 0", plan) as going:
         _wait(lambda: can_connect(endpoint, 1.0))
         store = TCPStore(endpoint.host, endpoint.port, None, False, timedelta(seconds=30))
-        store.set("torch.rendezvous.paceline", PLANTS[kind](out / "executed"))
+        store.set(f"paceline/machine/{store.add('paceline/machines', 1)}", PLANTS[kind](out / "executed"))
         done = going.wait()
     if (out / "executed").exists():
         return f"{kind}: executed"

@@ -18,7 +18,8 @@ from support.waiting import TIMEOUT
 import paceline
 from paceline.cli import _parse, main
 from paceline.core.errors import CheckpointError, DataError, RecipeError, Stopped, UsageError
-from paceline.launch.launcher import Launch, read_plan
+from paceline.launch.launcher import read_plan
+from paceline.launch.machines import Launch
 from paceline.launch.network import Endpoint
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 import paceline
 from paceline.launch.environment import take_place
-from paceline.launch.launcher import Launch, launch
+from paceline.launch.launcher import launch
+from paceline.launch.machines import Launch
 
 _STEPS = 3
 

@@ -47,8 +47,8 @@ def running(tmp_path: Path) -> Any:
 
 def open_often(place: Path, open_one: Callable[[World, Path], Any]) -> Callable[[World], Any]:
     def work(world: World) -> list[list[float]]:
-        found = []
-        for _ in range(OPENINGS):
+        found: list[list[float]] = []
+        while len(found) < OPENINGS or found[-1] == found[0]:  # until the run has saved meanwhile
             opened = open_one(world, place)
             found.append([opened.step, opened.model["weight"][0].item(), opened.state["step"]])
         return found
@@ -63,7 +63,7 @@ def together(world: World, place: Path) -> Any:
 @pytest.mark.parametrize("place", ["best", "."])
 def test_all_open_the_same_while_a_run_saves(running: Path, place: str, tmp_path: Path) -> None:
     first, *others = in_processes(tmp_path, open_often(running / place, together))
-    assert len(first) == OPENINGS
+    assert len(first) >= OPENINGS
     assert [each for each in others if each != first] == []
     assert [each for each in first if len(set(each)) != 1] == [], "step, weights and state belong together"
     assert first[-1] > first[0], "the run saved meanwhile"

@@ -13,6 +13,7 @@ from support.forked import WORLD, in_processes
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from paceline.checkpoint.reader import open_checkpoint
 from paceline.core.world import World
 from paceline.engine import step
 from paceline.engine.run import Run
@@ -90,13 +91,13 @@ def test_a_chosen_layout_is_the_same_as_a_written_one_and_survives_a_restart(
     saved = first.store.save(2, first.state.model_parts(), first.state.state_dict(), {})
     monkeypatch.setattr(step, "_MIN_CHANNELS", 1 if not auto else 1000)
     resumed = built(*words)
-    resumed.restore(resumed.store.open(saved.path))
+    resumed.restore(open_checkpoint(saved.path))
     assert resumed.state.choices.channels_last is auto
     written = trained(built(*words, f"train.channels_last={str(auto).lower()}"), 4)
     assert_same(trained(resumed, 4), written)
     assert_same(trained(first, 4), written)
     evaluated = built(*words)  # as `paceline eval` does
-    evaluated.state.load_model(evaluated.store.open(saved.path))
+    evaluated.state.load_model(open_checkpoint(saved.path))
     assert has_layout(evaluated) is auto
 
 

@@ -20,6 +20,7 @@ from small_runs import CLASSES, NormedNet, PlainNet, Small, grouped, one_thread,
 from support.waiting import TIMEOUT
 from torch import Tensor
 
+from paceline.checkpoint.reader import open_checkpoint
 from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import Saver
 from paceline.core.errors import CheckpointError, DataError, Stopped, TrainingError
@@ -298,7 +299,7 @@ def test_a_checkpoint_carries_the_metrics_of_its_own_weights(tmp_path: Path) -> 
     assert diary.happened() == ["saved 3", "saved 4", "evaluated 4", "saved 6", "evaluated 6", "logged 6"]
     found = {event.step: event.metrics for event in diary.events if isinstance(event, Evaluated)}
     assert {entry["step"]: entry["metrics"] for entry in run.store.index()} == {3: {}, **found}
-    assert run.store.open(run.store.path_of(4)).metrics == found[4]
+    assert open_checkpoint(run.store.path_of(4)).metrics == found[4]
 
 
 class Reading:
@@ -404,7 +405,7 @@ def test_a_save_that_was_begun_is_on_the_disk_before_a_failure_is_reported(world
     with pytest.raises(TrainingError, match="a peer is gone"), finish_saves(run):
         fail()
     assert diary.happened() == ["saved 0"]
-    assert run.store.open(run.store.path_of(0)).step == 0
+    assert open_checkpoint(run.store.path_of(0)).step == 0
 
 
 def test_predictions_that_cannot_be_written_do_not_end_training(tmp_path: Path) -> None:

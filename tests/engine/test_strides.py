@@ -17,6 +17,7 @@ from small_runs import ALONE, NUM_CLASSES, Net, Small, grouped, one_thread, solv
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.checkpoint.reader import open_checkpoint
 from paceline.core.registry import register
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
@@ -146,7 +147,7 @@ def test_a_resumed_run_ends_as_a_whole_one(
         if step_batch.step == 1:
             saved = whole.store.save(2, whole.state.model_parts(), whole.state.state_dict(), {})
     resumed = built(words)
-    resumed.restore(resumed.store.open(saved.path))
+    resumed.restore(open_checkpoint(saved.path))
     for step_batch in resumed.batches:
         train_step(resumed, step_batch)
     ends = [[*tensors(run.state.model_state_dict()), *tensors(run.state.state_dict())] for run in (whole, resumed)]

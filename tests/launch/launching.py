@@ -17,7 +17,8 @@ from support.forkserver import CONTEXT
 from support.waiting import TIMEOUT
 
 from paceline.core.errors import PacelineError
-from paceline.launch.launcher import Launch, launch
+from paceline.launch.launcher import launch
+from paceline.launch.machines import Launch
 
 # What a test's processes begin with: their place, a way to say that they are there, and the errors of the package.
 _OPENING = """
@@ -41,7 +42,8 @@ _CLOSING = "\nsys.exit(run_as_worker(body))\n"
 
 _LAUNCH = """
 import sys
-from paceline.launch.launcher import Launch, launch
+from paceline.launch.launcher import launch
+from paceline.launch.machines import Launch
 from paceline.launch.network import Endpoint
 sys.exit(launch({command!r}, {plan!r}))
 """

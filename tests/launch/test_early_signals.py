@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import Stopped
 from paceline.core.process import STOP_SIGNALS, StopRequest
-from paceline.launch.signals import Interrupted, StopSignals
+from paceline.launch.supervisor import Interrupted, StopSignals
 
 
 def raise_in_library(*numbers: signal.Signals) -> None:

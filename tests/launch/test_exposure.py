@@ -5,21 +5,18 @@ from __future__ import annotations
 import pickle
 import sys
 from base64 import b64encode
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from launching import begin, free_port, launcher, notes, write_worker
 from namespaces import Machine, two_machines
 from support.waiting import TIMEOUT, wait_until
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousStateError
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
+from torch import distributed as dist
 
-from paceline.launch.launcher import Launch
+from paceline.launch.machines import Launch
 from paceline.launch.network import Endpoint, can_connect
-from paceline.launch.rendezvous import decode, encode
 
 # Processes that have met, as those of a run do, and wait.
 _MET = """
@@ -71,41 +68,24 @@ class _Planted:
         return open, (str(self.path), "w")
 
 
-def test_a_pickle_that_somebody_put_into_the_store_is_not_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "planted",
+    [
+        lambda path: b64encode(pickle.dumps(_Planted(path))).decode(),
+        lambda path: pickle.dumps(_Planted(path), 0).decode("latin-1"),
+        lambda path: "",
+        lambda path: "{}",
+        lambda path: "[1]",
+        lambda path: "[" * 100000,
+        lambda path: '["x", 3]',
+    ],
+)
+def test_what_somebody_put_into_the_store_is_never_run(tmp_path: Path, planted: Callable[[Path], str]) -> None:
     endpoint = Endpoint("127.0.0.1", free_port())
     with begin(tmp_path, "def body(): return 0", Launch(1, 2, 2, endpoint, rendezvous_timeout=60)) as going:
         wait_until(lambda: can_connect(endpoint, 1.0), "the store is served")
-        store = TCPStore(endpoint.host, endpoint.port, None, False, timedelta(seconds=30))
-        planted = b64encode(pickle.dumps(_Planted(tmp_path / "executed"))).decode()
-        store.set("torch.rendezvous.paceline", planted)
+        store = dist.TCPStore(endpoint.host, endpoint.port, None, False, timedelta(seconds=30))  # type: ignore[attr-defined]
+        store.set(f"paceline/machine/{store.add('paceline/machines', 1)}", planted(tmp_path / "executed"))
         done = going.wait()
     assert not (tmp_path / "executed").exists()
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 2), done.stderr
-
-
-def test_membership_is_the_same_when_it_is_read_again() -> None:
-    state, now = _RendezvousState(), datetime.now(UTC)
-    first, second, third = (_NodeDesc("10.0.0.1", 7 + number, number) for number in range(3))
-    assert vars(decode(encode(state))) == vars(state)
-    state.round, state.complete, state.closed, state.deadline = 3, True, True, now
-    state.participants, state.wait_list, state.redundancy_list = {second: 1, first: 0}, {third}, {first, third}
-    state.last_heartbeats = {first: now, third: now + timedelta(seconds=1)}
-    assert vars(decode(encode(state))) == vars(state)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"{}",
-        b"[]",
-        b"3",
-        b"\xff",
-        b"[" * 100000,
-        pickle.dumps(3),
-        encode(_RendezvousState()).replace(b"0", b'"x"'),
-    ],
-)
-def test_what_is_no_membership_is_refused(text: bytes) -> None:
-    with pytest.raises(RendezvousStateError):
-        decode(text)

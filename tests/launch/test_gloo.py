@@ -10,7 +10,7 @@ import pytest
 from launching import environment, free_port, notes, run
 from support.waiting import TIMEOUT
 
-from paceline.launch.launcher import Launch
+from paceline.launch.machines import Launch
 
 _SUM = """
     import torch

@@ -13,7 +13,8 @@ from support.waiting import TIMEOUT
 
 from paceline import __version__
 from paceline.core.errors import UsageError
-from paceline.launch.launcher import Launch, read_plan
+from paceline.launch.launcher import read_plan
+from paceline.launch.machines import Launch
 from paceline.launch.network import Endpoint, address_towards, can_connect, interface_of, is_loopback
 
 
@@ -91,11 +92,11 @@ def test_addresses_of_this_machine() -> None:
 
 
 def test_a_name_that_other_machines_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.launch import rendezvous
+    from paceline.launch import machines
 
-    monkeypatch.setattr(rendezvous, "address_towards", lambda endpoint: "127.0.1.1")
+    monkeypatch.setattr(machines, "address_towards", lambda endpoint: "127.0.1.1")
     with pytest.raises(UsageError, match=r"--rendezvous gpu07:29400: .* 127\.0\.1\.1"):
-        rendezvous.join_rendezvous(Endpoint("gpu07", 29400), 1, 2, timeout=1.0)
+        machines.join_machines(Launch(1, 1, 2, Endpoint("gpu07", 29400), rendezvous_timeout=1.0))
 
 
 def test_endpoints_in_words() -> None:

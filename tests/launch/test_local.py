@@ -15,7 +15,8 @@ from launching import begin, environment, free_port, launcher, notes, run, write
 from support.waiting import TIMEOUT, is_alive, wait_until
 
 from paceline.core.process import STOP_SIGNALS
-from paceline.launch.launcher import Launch, worker_command
+from paceline.launch.launcher import worker_command
+from paceline.launch.machines import Launch
 from paceline.launch.network import Endpoint
 
 
@@ -366,3 +367,47 @@ def test_machines_that_do_not_come_are_given_up(tmp_path: Path) -> None:
     assert "fewer than 2 machines joined within 5 s" in done.stderr
     assert len(done.stderr.splitlines()) == 2
     assert notes(tmp_path, 0) == []
+
+
+def run_on_two(folder: Path, body: str, stop: bool = False) -> tuple[list[int], list[list[str]]]:
+    """Two launchers that meet on this machine: their exit codes, and what each has printed after the first line."""
+    plan = Launch(1, 2, 2, Endpoint("127.0.0.1", free_port()), restarts=0)
+    folders = [folder / name for name in ("first", "second")]
+    for each in folders:
+        each.mkdir()
+    with begin(folders[0], body, plan) as first, begin(folders[1], body, plan) as second:
+        if stop:
+            wait_until(lambda: len([*folder.glob("*/rank-*.notes")]) == 2, "both are there")
+            second.send_signal(signal.SIGTERM)
+        done = [first.wait(), second.wait()]
+    return [each.returncode for each in done], [each.stderr.splitlines()[1:] for each in done]
+
+
+def test_a_machine_that_gives_up_ends_the_processes_of_the_others(tmp_path: Path) -> None:
+    body = """
+    def body():
+        note(start)
+        if rank == 1:
+            raise ValueError("out of luck")
+        time.sleep(1000)
+    """
+    codes, (first, second) = run_on_two(tmp_path, body)
+    assert codes == [1, 1]
+    printed = {*first, *second}
+    assert "process 1 failed: ValueError: out of luck" in printed
+    assert "a machine has not sent a heartbeat, or its processes have ended" in printed
+
+
+def test_a_machine_that_has_stopped_leaves_the_others_time_to_save(tmp_path: Path) -> None:
+    body = f"""
+    def body():
+        stop = Path({str(tmp_path)!r}, "stop")
+        signal.signal(signal.SIGTERM, lambda number, frame: stop.touch())
+        note(start)
+        wait_for(stop.exists)
+        time.sleep(4.5 if rank == 0 else 0)  # longer than other failures are waited for
+        note("saved")
+        raise Stopped("saved")
+    """
+    assert run_on_two(tmp_path, body, stop=True) == ([75, 75], [["saved"], ["saved"]])
+    assert [path.read_text() for path in tmp_path.glob("*/rank-*.notes")] == ["0\nsaved\n"] * 2

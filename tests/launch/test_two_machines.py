@@ -16,7 +16,7 @@ from namespaces import Machine, two_machines
 from support.waiting import TIMEOUT, is_alive, wait_until
 
 from paceline import cli
-from paceline.launch.launcher import Launch
+from paceline.launch.machines import Launch
 from paceline.launch.network import Endpoint
 
 # A data set whose processes wait for a signal, or for the file `go`, when they read for the fifth time.

@@ -27,7 +27,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         *("paceline.cli", "paceline.recipe.build", "paceline.run.train", "paceline.engine.strategies.fsdp"),
-        *("paceline.loggers.tensorboard", "tensorboard.compat.proto.event_pb2", "paceline.launch.agent"),
+        *("paceline.loggers.tensorboard", "tensorboard.compat.proto.event_pb2", "paceline.launch.supervisor"),
         *("torch._inductor.config", "torch._dynamo", "torch.utils.flop_counter", "matplotlib.pyplot", "PIL.Image"),
     ]
 )

@@ -8,21 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, BinaryIO
 
 import safetensors.torch
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from paceline.checkpoint.shards import is_shard_name, shard_names, world_size_of
+from paceline.checkpoint.shards import first_mistake, is_shard_name, shard_names, world_size_of
 from paceline.checkpoint.state import JSON, unflatten
 from paceline.core.atomic_write import create_file, is_partial, write_all
 from paceline.core.errors import CheckpointError
+from paceline.core.regular_file import open_regular
 
 FORMAT = 1
 MAX_JSON_BYTES = 1 << 26
@@ -86,19 +85,15 @@ def write_file(path: Path, pieces: Iterable[memoryview]) -> dict[str, Any]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, copied into memory."""
-    return {name: tensor.clone() for name, tensor in map_tensors(path).items()}
+    with path.open("rb") as file:
+        return {name: tensor.clone() for name, tensor in map_tensors(path, file.fileno()).items()}
 
 
-def map_tensors(path: Path, descriptor: int | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, memory-mapped; `descriptor` is the open file, if it is open."""
+def map_tensors(path: Path, descriptor: int) -> dict[str, Tensor]:
+    """The tensors of an open safetensors file, memory-mapped; `path` is for messages."""
     try:
-        if descriptor is None:
-            with path.open("rb") as file:
-                return map_tensors(path, file.fileno())
         # By descriptor: the library opens UTF-8 names only.
         return safetensors.torch.load_file(f"/dev/fd/{descriptor}")
-    except CheckpointError:
-        raise
     except Exception as error:  # the library raises its own type, and any of torch's
         raise CheckpointError(f"{path}: is not a complete safetensors file: {error}") from error
 
@@ -109,13 +104,9 @@ def dump_checksummed(content: dict[str, JSON]) -> bytes:
     return _dump({**content, "checksum": checksum})
 
 
-def load_checksummed(path: Path) -> dict[str, JSON]:
-    """The content of a JSON file with a checksum; CheckpointError if a byte has changed."""
-    return parse_checksummed(path, read_small(path))
-
-
-def parse_checksummed(path: Path, raw: bytes) -> dict[str, JSON]:
-    """As `load_checksummed`, from the file's content; `path` is for messages."""
+def load_checksummed(path: Path, raw: bytes | None = None) -> dict[str, JSON]:
+    """The content of a JSON file with a checksum, or of its bytes; CheckpointError if one has changed."""
+    raw = read_small(path) if raw is None else raw
     content = parse_json(path, raw)
     if not isinstance(content, dict) or "checksum" not in content:
         raise CheckpointError(f"{path}: damaged: expected JSON with a checksum, found {raw[:40]!r}")
@@ -142,21 +133,19 @@ def parse_json(path: Path, raw: bytes) -> JSON:
 
 def read_small(path: Path, folder: int | None = None) -> bytes:
     """The content of a small file; `folder` is the descriptor of its folder, if that is open."""
-    try:
-        # Non-blocking, since opening a pipe would wait for a writer.
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path if folder is None else path.name, flags, dir_fd=folder)
-        try:
-            status = os.fstat(descriptor)
-            is_small = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_JSON_BYTES
-            raw = os.pread(descriptor, status.st_size, 0) if is_small else b""
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    if not is_small:
+    with open_file(path, folder) as file:
+        raw = file.read(MAX_JSON_BYTES + 1)
+    if len(raw) > MAX_JSON_BYTES:
         raise CheckpointError(f"{path}: expected a file of at most {MAX_JSON_BYTES:,} bytes")
     return raw
+
+
+def open_file(path: Path, folder: int | None = None) -> BinaryIO:
+    """A regular file, open for reading; `folder`: see `open_regular`."""
+    try:
+        return open_regular(path if folder is None else path.name, folder=folder)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _dump(content: dict[str, JSON]) -> bytes:
@@ -164,23 +153,26 @@ def _dump(content: dict[str, JSON]) -> bytes:
 
 
 _OWN_NAMES = frozenset({MODEL, STATE, SKELETON, MANIFEST})
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_INT = 2**63 - 1
+_Count = Annotated[int, Field(ge=0, le=_MAX_INT)]
+# A user's metric may give any scalar.
+_Metric = Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | float | bool | str | None
 
 
-class FileEntry(NamedTuple):
+class FileEntry(BaseModel):
     """The expected size and digest of a file."""
 
-    size: int
-    sha256: str
+    model_config = ConfigDict(strict=True, frozen=True)
+    size: _Count
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(BaseModel):
     """A checkpoint's step, metrics and files."""
 
-    step: int
-    metrics: dict[str, float]
+    model_config = ConfigDict(strict=True, frozen=True)
+    step: _Count
+    metrics: dict[str, _Metric]
     files: dict[str, FileEntry]
 
     @property
@@ -189,24 +181,18 @@ class Manifest:
         return hashlib.sha256(repr((self.step, sorted(self.files.items()))).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint folder, every value checked, but not the files."""
+def read_manifest(folder: Path, raw: bytes | None = None) -> Manifest:
+    """The manifest of a checkpoint folder, or of its bytes: every value is checked, but not the files."""
     path = folder / MANIFEST
-    return parse_manifest(path, read_small(path))
-
-
-def parse_manifest(path: Path, raw: bytes) -> Manifest:
-    """As `read_manifest`, from the file's content; `path` is for messages."""
-    content = parse_checksummed(path, raw)
+    content = load_checksummed(path, raw)
     try:
-        files = {name: _entry(name, entry) for name, entry in _mapping("files", content.get("files")).items()}
-        metrics = _mapping("metrics", unflatten({}, content.get("metrics")))
-        metrics = {name: _metric(name, value) for name, value in metrics.items()}
-        step = _count("step", content.get("step"))
+        manifest = Manifest.model_validate(content | {"metrics": unflatten({}, content.get("metrics"))})
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {first_mistake(error)}") from error
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    _check_names(path, set(files))
-    return Manifest(step, metrics, files)
+    _check_names(path, set(manifest.files))
+    return manifest
 
 
 def is_checkpoint_file(name: str) -> bool:
@@ -224,34 +210,3 @@ def _check_names(path: Path, found: set[str]) -> None:
     sharded = {name for rank in range(world_size) for name in shard_names(rank, world_size)}
     if missing := sorted(({MODEL, STATE} if world_size == 1 else sharded) - found | {SKELETON} - found):
         raise CheckpointError(f"{path}: expected to list {missing[0]}")
-
-
-def _entry(name: str, value: Any) -> FileEntry:
-    entry = _mapping(f"files.{name}", value)
-    sha256 = entry.get("sha256")
-    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise _unexpected(f"files.{name}.sha256", "64 hexadecimal digits", sha256)
-    return FileEntry(_count(f"files.{name}.size", entry.get("size")), sha256)
-
-
-def _metric(name: str, value: Any) -> float:
-    is_too_large = isinstance(value, int) and abs(value) > _MAX_INT
-    if is_too_large or not isinstance(value, int | float | str | None):  # a user's metric may give any scalar
-        raise _unexpected(f"metrics.{name}", "a number", value)
-    return value  # type: ignore[return-value]
-
-
-def _count(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _MAX_INT:
-        raise _unexpected(name, "an integer ≥ 0", value)
-    return value
-
-
-def _mapping(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _unexpected(name, "an object", value)
-    return value
-
-
-def _unexpected(name: str, expected: str, value: Any) -> CheckpointError:
-    return CheckpointError(f"{name[:100]}: expected {expected}, found {repr(value)[:60]}")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
+from typing import Any, BinaryIO
 
 from torch import Tensor
 
@@ -23,10 +22,12 @@ from paceline.checkpoint.files import (
     MODEL,
     SKELETON,
     STATE,
+    Manifest,
+    load_checksummed,
     map_tensors,
-    parse_checksummed,
+    open_file,
     parse_json,
-    parse_manifest,
+    read_manifest,
     read_small,
 )
 from paceline.checkpoint.shards import Offsets, merge_shards, read_offsets, shard_names, world_size_of
@@ -35,7 +36,7 @@ from paceline.core.errors import CheckpointError
 
 _MAX_OPEN_FILES = 64  # a checkpoint of hundreds of ranks has thousands
 _STEP = re.compile(r"(step-\d{8,18})|\.(step-\d{8,18})\.replaced")
-_MAX_ATTEMPTS, _RETRY_SECONDS = 5, 0.01
+_MAX_ATTEMPTS, _RETRY_SECONDS = 20, 0.01
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,9 @@ def _check_path(path: Path, folder: Path) -> None:
 
 def _open_newest(path: Path) -> Checkpoint:
     root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    for attempt in range(_MAX_ATTEMPTS):  # a run that rotates may move each checkpoint meanwhile
-        checkpoint, rejected = newest_in(root)
-        if checkpoint is not None:
-            return checkpoint
-        if attempt < _MAX_ATTEMPTS - 1:
-            time.sleep(_RETRY_SECONDS)
+    checkpoint, rejected = newest_in(root)
+    if checkpoint is not None:
+        return checkpoint
     if rejected:
         raise CheckpointError("\n".join([f"{path}: none of its checkpoints is intact:", *rejected]))
     raise CheckpointError(f"{path}: contains no checkpoint: neither {MANIFEST} nor a step-… folder")
@@ -117,6 +115,7 @@ def newest_in(root: Path, check: Check | None = None) -> tuple[Checkpoint | None
                     check(checkpoint)
             except CheckpointError as error:
                 if not path.is_dir():
+                    time.sleep(_RETRY_SECONDS)
                     break  # removed meanwhile, so there are newer ones
                 rejected[path] = str(error)
             else:
@@ -127,12 +126,13 @@ def newest_in(root: Path, check: Check | None = None) -> tuple[Checkpoint | None
 
 
 def _read(path: Path, step: int | None = None, rejected: tuple[str, ...] = ()) -> Checkpoint:
-    with OpenFolder(path) as folder:
+    with _open_folder(path) as folder:
         manifest = folder.manifest
         if step is not None and manifest.step != step:
             raise CheckpointError(f"{path / MANIFEST}: expected step {step}, found {manifest.step}")
         model, state = folder.read()
-    return Checkpoint(path, manifest.step, model, state, manifest.metrics, manifest.digest, rejected)
+    metrics: dict[str, Any] = {**manifest.metrics}  # a user's metric may give any scalar
+    return Checkpoint(path, manifest.step, model, state, metrics, manifest.digest, rejected)
 
 
 def step_folders(root: Path) -> list[tuple[int, Path]]:
@@ -146,100 +146,77 @@ def step_folders(root: Path) -> list[tuple[int, Path]]:
     return sorted(found.items())
 
 
-class OpenFolder:
+@contextmanager
+def _open_folder(path: Path) -> Iterator[_OpenFolder]:
     """A checkpoint folder whose files are opened at once: rotation may rename and remove it at any moment."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    with ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        manifest = read_manifest(path, read_small(path / MANIFEST, descriptor))
+        names = islice(manifest.files, _MAX_OPEN_FILES)
+        files = {name: stack.enter_context(open_file(path / name, descriptor)) for name in names}
+        yield _OpenFolder(path, manifest, descriptor, files)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._open_files: dict[str, int] = {}
-        with ExitStack() as stack:
-            self._folder = _open(path, os.O_DIRECTORY)
-            stack.callback(os.close, self._folder)
-            stack.callback(self._close_files)
-            self.manifest = parse_manifest(path / MANIFEST, read_small(path / MANIFEST, self._folder))
-            for name in islice(self.manifest.files, _MAX_OPEN_FILES):
-                self._open_files[name] = _open(path / name, 0, self._folder)
-            self._resources = stack.pop_all()
 
-    def __enter__(self) -> OpenFolder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._resources.close()
+@dataclass(frozen=True)
+class _OpenFolder:
+    path: Path
+    manifest: Manifest
+    descriptor: int
+    files: dict[str, BinaryIO]
 
     def read(self) -> tuple[dict[str, Tensor], Tree]:
         """The model and the state, from the files of all ranks."""
         try:
-            skeleton = parse_json(self.path / SKELETON, self._text(SKELETON))
+            skeleton = parse_json(self.path / SKELETON, self._bytes(SKELETON))
             if not isinstance(skeleton, dict):
                 raise CheckpointError(f"{SKELETON}: expected an object, found {repr(skeleton)[:60]}")
-            model, state = self._tensors()
+            world_size = world_size_of(self.manifest.files)
+            if world_size == 1:
+                model, state = (merge_shards([(self._map(name), {})]) for name in (MODEL, STATE))
+            else:
+                names = [shard_names(rank, world_size) for rank in range(world_size)]
+                offsets = [self._offsets(description) for _, _, description in names]
+                model = merge_shards((self._map(own[0]), at["model"]) for own, at in zip(names, offsets, strict=True))
+                state = merge_shards((self._map(own[1]), at["state"]) for own, at in zip(names, offsets, strict=True))
             return model, unflatten(state, skeleton)
         except CheckpointError as error:
             message = str(error)
             raise CheckpointError(message if str(self.path) in message else f"{self.path}: {message}") from error
 
-    def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        world_size = world_size_of(self.manifest.files)
-        if world_size == 1:
-            return merge_shards([(self._map(MODEL), {})]), merge_shards([(self._map(STATE), {})])
-        names = [shard_names(rank, world_size) for rank in range(world_size)]
-        offsets = [self._offsets(description) for _, _, description in names]
-        model = merge_shards((self._map(each[0]), own["model"]) for each, own in zip(names, offsets, strict=True))
-        state = merge_shards((self._map(each[1]), own["state"]) for each, own in zip(names, offsets, strict=True))
-        return model, state
-
     def _offsets(self, name: str) -> dict[str, Offsets]:
-        content = parse_checksummed(self.path / name, self._text(name))
+        content = load_checksummed(self.path / name, self._bytes(name))
         if content.get("step") != self.manifest.step:
             raise CheckpointError(f"{name}: expected step {self.manifest.step}, found {repr(content.get('step'))[:60]}")
         return read_offsets(name, content.get("places"))
 
     def _map(self, name: str) -> dict[str, Tensor]:
-        with self._verify(name) as descriptor:
-            return map_tensors(self.path / name, descriptor)
+        with self._verified(name) as file:
+            return map_tensors(self.path / name, file.fileno())
 
-    def _text(self, name: str) -> bytes:
-        with self._verify(name) as descriptor:
-            size = os.fstat(descriptor).st_size
-            if size > MAX_JSON_BYTES:
-                raise CheckpointError(f"{self.path / name}: expected at most {MAX_JSON_BYTES:,} bytes, found {size:,}")
-            return os.pread(descriptor, size, 0)
+    def _bytes(self, name: str) -> bytes:
+        with self._verified(name) as file:
+            raw = file.read(MAX_JSON_BYTES + 1)
+        if len(raw) > MAX_JSON_BYTES:
+            raise CheckpointError(f"{self.path / name}: expected at most {MAX_JSON_BYTES:,} bytes")
+        return raw
 
     @contextmanager
-    def _verify(self, name: str) -> Iterator[int]:
-        """The descriptor of a file with the size and digest of the manifest; once per file."""
+    def _verified(self, name: str) -> Iterator[BinaryIO]:
+        """A file with the size and digest of the manifest; once per file."""
         path, expected = self.path / name, self.manifest.files[name]
-        descriptor = self._open_files.pop(name, None)
-        descriptor = _open(path, 0, self._folder) if descriptor is None else descriptor
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise CheckpointError(f"{path}: damaged: expected a regular file")
-            if status.st_size != expected.size:
-                raise CheckpointError(f"{path}: damaged: expected {expected.size} bytes, found {status.st_size}")
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != expected.sha256:
-                raise CheckpointError(f"{path}: damaged: expected SHA-256 {expected.sha256}, found {found}")
-            yield descriptor
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
-
-    def _close_files(self) -> None:
-        for descriptor in self._open_files.values():
-            os.close(descriptor)
-        self._open_files.clear()
-
-
-def _open(path: Path, flags: int, folder: int | None = None) -> int:
-    """Open a folder, or a file of an open folder; non-blocking, since opening a pipe would wait for a writer."""
-    name = path if folder is None else path.name
-    try:
-        return os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags, dir_fd=folder)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        with self.files.pop(name, None) or open_file(path, self.descriptor) as file:
+            try:
+                size = os.fstat(file.fileno()).st_size
+                if size != expected.size:
+                    raise CheckpointError(f"{path}: damaged: expected {expected.size} bytes, found {size}")
+                found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+                if found != expected.sha256:
+                    raise CheckpointError(f"{path}: damaged: expected SHA-256 {expected.sha256}, found {found}")
+                file.seek(0)
+                yield file
+            except OSError as error:
+                raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 
 Offsets = Mapping[str, tuple[tuple[int, ...], int]]
 """The full shape and the first row of each shard, by tensor name."""
+_Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
 _NAMES = re.compile(r"(?:model|state)-(\d{5})-of-(\d{5})\.safetensors|part-(\d{5})-of-(\d{5})\.json")
 
 
@@ -95,24 +97,24 @@ def select_local(
     return tensors, offsets
 
 
+class _Places(BaseModel):
+    model: dict[str, tuple[tuple[_Count, ...], _Count]]
+    state: dict[str, tuple[tuple[_Count, ...], _Count]]
+
+
 def read_offsets(file: str, value: Any) -> dict[str, Offsets]:
     """The checked offsets of a rank's shards, of "model" and "state"."""
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: expected the offsets of shards, found {repr(value)[:60]}")
-    return {kind: _offsets(file, kind, value.get(kind)) for kind in ("model", "state")}
+    try:
+        return dict(_Places.model_validate(value))
+    except ValidationError as error:
+        raise CheckpointError(f"{file}: places: {first_mistake(error)}") from error
 
 
-def _offsets(file: str, kind: str, value: Any) -> Offsets:
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: expected the offsets of the {kind}'s shards, found {repr(value)[:60]}")
-    return {name: _offset(f"{file}: {name[:100]}", offset) for name, offset in value.items()}
-
-
-def _offset(what: str, value: Any) -> tuple[tuple[int, ...], int]:
-    shape, start = value if isinstance(value, list) and len(value) == 2 else (None, None)
-    if not isinstance(shape, list) or not all(type(number) is int and number >= 0 for number in (*shape, start)):
-        raise CheckpointError(f"{what}: expected a shape and a row, found {repr(value)[:60]}")
-    return tuple(shape), int(start or 0)
+def first_mistake(error: ValidationError) -> str:
+    """What is wrong with the content of a file, in one line."""
+    first = error.errors(include_url=False)[0]
+    where = ascii(".".join(map(str, first["loc"])))[1:-1]
+    return f"{where[:100]}: {first['msg'].lower()}, found {repr(first['input'])[:60]}"
 
 
 def merge_shards(files: Iterable[tuple[Mapping[str, Tensor], Offsets]]) -> dict[str, Tensor]:

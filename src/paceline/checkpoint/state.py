@@ -134,20 +134,16 @@ def _where(path: tuple[str, ...]) -> str:
 def optimizer_tree(optimizer: torch.optim.Optimizer, model: nn.Module) -> Tree:
     """The optimizer's state by parameter name, whatever the groups; tensors are not copied."""
     packed = optimizer.state_dict()
-    names = _names_by_group(optimizer, model)
-    name_of: dict[int, str] = {}
-    groups = []
-    for group, group_names in zip(packed["param_groups"], names, strict=True):
-        name_of.update(zip(group["params"], group_names, strict=True))
-        groups.append({**_options(group), "names": group_names})
+    groups = list(zip(packed["param_groups"], _parameters_by_group(optimizer, model), strict=True))
+    name_of = {index: name for group, named in groups for index, name in zip(group["params"], named, strict=True)}
     unknown = [key for key in packed["state"] if key not in name_of]
     if unknown:
         raise ValueError(f"the optimizer has state of unknown parameters: {unknown[:_MAX_LINES]}")
     return {
         "kind": type(optimizer).__name__,
-        "shapes": _shapes(optimizer, names),
+        "shapes": {name: list(parameter.shape) for _, named in groups for name, parameter in named.items()},
         "state": {name_of[index]: dict(entry) for index, entry in packed["state"].items()},
-        "groups": groups,
+        "groups": [{**_options(group), "names": list(named)} for group, named in groups],
     }
 
 
@@ -157,41 +153,36 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tree: Tre
     A group's options are restored if all its parameters were in one group when they were saved. State with the shape of
     its parameter gets the parameter's strides, which files do not hold.
     """
-    names = _names_by_group(optimizer, model)
-    _check_match(optimizer, names, tree)
-    _check_moments(optimizer, names, tree["state"])
+    groups = _parameters_by_group(optimizer, model)
+    parameters = {name: parameter for named in groups for name, parameter in named.items()}
+    _check_match(optimizer, parameters, tree)
+    _check_moments(parameters, tree["state"])
     packed = optimizer.state_dict()
     source = {name: number for number, group in enumerate(tree["groups"]) for name in group["names"]}
-    if missing := [name for group_names in names for name in group_names if name not in source]:
+    if missing := [name for name in parameters if name not in source]:
         raise CheckpointError(f"the saved groups of the optimizer lack {missing[0]}")
-    parameters = dict(model.named_parameters())
-    saved = {name: _with_strides(_clone(entry), parameters[name]) for name, entry in tree["state"].items()}
+    saved = {name: _clone(tree["state"][name], parameters[name]) for name in parameters if name in tree["state"]}
     state: dict[int, Any] = {}
-    for group, group_names in zip(packed["param_groups"], names, strict=True):
-        sources = {source[name] for name in group_names}
+    for group, named in zip(packed["param_groups"], groups, strict=True):
+        sources = {source[name] for name in named}
         if len(sources) == 1:
             group.update(_saved_options(group, tree["groups"][sources.pop()]))
-        for index, name in zip(group["params"], group_names, strict=True):
-            if name in saved:
-                state[index] = saved[name]
+        state |= {index: saved[name] for index, name in zip(group["params"], named, strict=True) if name in saved}
     optimizer.load_state_dict({**packed, "state": state})
-    _keep_dtypes(optimizer, names, saved)
+    # It casts to the parameter's dtype, which would round float32 state of bfloat16 parameters.
+    for name, entry in saved.items():
+        loaded = optimizer.state[parameters[name]]
+        for key, value in entry.items():
+            if isinstance(value, Tensor) and loaded[key].dtype != value.dtype:
+                loaded[key] = value.to(loaded[key].device, copy=True)
 
 
-def _names_by_group(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:
+def _parameters_by_group(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[dict[str, nn.Parameter]]:
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     unknown = sum(id(p) not in name_of for group in optimizer.param_groups for p in group["params"])
     if unknown:
         raise ValueError(f"the optimizer has {pluralize(unknown, 'parameter')} that the model lacks")
-    return [[name_of[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-
-
-def _shapes(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> dict[str, list[int]]:
-    return {
-        name: list(parameter.shape)
-        for group, group_names in zip(optimizer.param_groups, names, strict=True)
-        for parameter, name in zip(group["params"], group_names, strict=True)
-    }
+    return [{name_of[id(each)]: each for each in group["params"]} for group in optimizer.param_groups]
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
@@ -216,12 +207,12 @@ def _kind(value: Any) -> type:
     return list if isinstance(value, tuple) else type(value)
 
 
-def _check_match(optimizer: torch.optim.Optimizer, names: list[list[str]], tree: Tree) -> None:
+def _check_match(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], tree: Tree) -> None:
     if tree["kind"] != type(optimizer).__name__:
         raise CheckpointError(
             f"the checkpoint holds the state of {tree['kind']}, but this run uses {type(optimizer).__name__}"
         )
-    here, saved = _shapes(optimizer, names), tree["shapes"]
+    here, saved = {name: list(parameter.shape) for name, parameter in parameters.items()}, tree["shapes"]
     differences = [f"{name} {shape}: not in the checkpoint" for name, shape in here.items() if name not in saved]
     differences += [f"{name} {shape}: only in the checkpoint" for name, shape in saved.items() if name not in here]
     differences += [
@@ -235,42 +226,24 @@ def _check_match(optimizer: torch.optim.Optimizer, names: list[list[str]], tree:
         raise CheckpointError(f"the checkpoint's optimizer state does not match the model:\n{lines}")
 
 
-def _check_moments(optimizer: torch.optim.Optimizer, names: list[list[str]], saved: dict[str, Any]) -> None:
+def _check_moments(parameters: dict[str, nn.Parameter], saved: dict[str, Any]) -> None:
     # torch's fused optimizers iterate over these and the parameter without comparing shapes.
-    for name, shape in _shapes(optimizer, names).items():
+    for name, parameter in parameters.items():
         for key, value in saved.get(name, {}).items():
             if key not in _ELEMENTWISE or value is None:
                 continue
-            if not isinstance(value, Tensor) or (value.ndim and list(value.shape) != shape):
+            if not isinstance(value, Tensor) or (value.ndim and value.shape != parameter.shape):
                 found = list(value.shape) if isinstance(value, Tensor) else repr(value)[:60]
-                raise CheckpointError(f"the optimizer's {key} of {name} is {found}, the parameter {shape}")
+                raise CheckpointError(f"the optimizer's {key} of {name} is {found}, the parameter {[*parameter.shape]}")
 
 
-def _clone(value: Tree) -> Tree:
+def _clone(value: Tree, parameter: nn.Parameter | None = None) -> Tree:
     # A step changes these tensors in place; the tree must not change.
-    if isinstance(value, Tensor):
-        return value.detach().clone()
     if isinstance(value, dict):
-        return {key: _clone(item) for key, item in value.items()}
+        return {key: _clone(item, parameter) for key, item in value.items()}
     if isinstance(value, list):
         return [_clone(item) for item in value]
-    return value
-
-
-def _with_strides(entry: dict[str, Tree], parameter: nn.Parameter) -> dict[str, Tree]:
-    return {
-        key: with_strides_of(value, parameter)
-        if isinstance(value, Tensor) and value.shape == parameter.shape
-        else value
-        for key, value in entry.items()
-    }
-
-
-def _keep_dtypes(optimizer: torch.optim.Optimizer, names: list[list[str]], saved: dict[str, Any]) -> None:
-    # load_state_dict casts to the parameter's dtype, which would round float32 state of bfloat16 parameters.
-    for group, group_names in zip(optimizer.param_groups, names, strict=True):
-        for parameter, name in zip(group["params"], group_names, strict=True):
-            for key, value in saved.get(name, {}).items():
-                loaded = optimizer.state[parameter][key]
-                if isinstance(value, Tensor) and loaded.dtype != value.dtype:
-                    optimizer.state[parameter][key] = value.to(loaded.device, copy=True)
+    if not isinstance(value, Tensor):
+        return value
+    copy = value.detach().clone()
+    return with_strides_of(copy, parameter) if parameter is not None and copy.shape == parameter.shape else copy

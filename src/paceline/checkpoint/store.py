@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from torch import Tensor
 from paceline.checkpoint.best import link_best, read_pointer, resolve_best
 from paceline.checkpoint.files import FORMAT, Manifest, dump_checksummed, load_checksummed, read_manifest
 from paceline.checkpoint.folder import Folder, has_only_own_files, remove, remove_replaced, write_metrics
-from paceline.checkpoint.reader import Check, Checkpoint, folder_name, newest_in, open_checkpoint, step_folders
+from paceline.checkpoint.reader import Check, Checkpoint, folder_name, newest_in, step_folders
 from paceline.checkpoint.shards import SaveRank, TensorShard
 from paceline.checkpoint.state import Tree, flatten
 from paceline.core.atomic_write import move_aside, remove_partial_files, replace_file, sync_folder
@@ -110,11 +109,6 @@ class Store:
         """The folder of a step's checkpoint."""
         return self.root / folder_name(step)
 
-    @staticmethod
-    def open(path: Path) -> Checkpoint:
-        """A verified checkpoint; see `open_checkpoint`."""
-        return open_checkpoint(path)
-
     def newest(self, check: Check | None = None) -> Checkpoint | None:
         """The newest valid checkpoint that passes `check`; `rejected` lists what is wrong with newer ones."""
         checkpoint, self.rejected = newest_in(self.root, check)
@@ -128,34 +122,13 @@ class Store:
         return [{"step": m.step, "metrics": m.metrics, "best": m.step == best} for m in manifests]
 
     def clear_best_path(self) -> str | None:
-        """Move whatever is at the path of the `best` link; returns what was done, if anything.
+        """Move aside what is at the path of the `best` link, such as a copy that was made without links.
 
-        In a copy of a run made without links it is a checkpoint, which moves to its step folder unless that holds the
-        same already. Only such a second copy is removed.
+        Returns what was done, if anything.
         """
         if self.link.is_symlink() or not self.link.exists() or read_pointer(self.link) is not None:
             return None
-        path = self._step_folder_of_copy()
-        if path is None:
-            return f"{self.link} was at the path of the link to the best checkpoint; it is now {move_aside(self.link)}"
-        replaced = _aside(path, "replaced")
-        if path.exists():
-            path.rename(replaced)
-        self.link.rename(path)
-        if replaced.exists():
-            remove_replaced(replaced, path)
-        return f"{self.link} was a copy of a checkpoint; it is now {path}"
-
-    def _step_folder_of_copy(self) -> Path | None:
-        """The step folder of the checkpoint at the link's path; None if it is none, or another one is there."""
-        try:
-            copy = open_checkpoint(self.link)
-            path = self.path_of(copy.step)
-            is_free = not os.path.lexists(path)
-            is_second = not is_free and has_only_own_files(path) and read_manifest(path).digest == copy.digest
-        except CheckpointError:
-            return None
-        return path if has_only_own_files(self.link) and (is_free or is_second) else None
+        return f"{self.link} was at the path of the link to the best checkpoint; it is now {move_aside(self.link)}"
 
     def _write_and_commit(self, content: Folder, path: Path) -> Saved:
         if path.is_symlink() or (path.exists() and not path.is_dir()):
@@ -170,8 +143,12 @@ class Store:
 
     def _update(self, step: int, path: Path) -> Saved:
         """Update `best`, rotation and index."""
-        best = self._link_best()
-        self._rotate({step, best})
+        manifests = self._manifests()
+        best = self._best_step(manifests)
+        if best is not None:
+            self.clear_best_path()
+            link_best(self.link, Path(self.root.name, folder_name(best)))
+        self._rotate([manifest.step for manifest in manifests], {step, best})
         self._write_index(saving=None)
         return Saved(path, is_best=best == step)
 
@@ -207,13 +184,6 @@ class Store:
         select = max if self.direction == "max" else min
         return select(scores, key=lambda step: scores[step])
 
-    def _link_best(self) -> int | None:
-        best = self._best_step(self._manifests())
-        if best is not None:
-            self.clear_best_path()
-            link_best(self.link, Path(self.root.name, folder_name(best)))
-        return best
-
     def _commit(self, content: Folder, path: Path) -> None:
         partial, replaced = _aside(path, "partial"), _aside(path, "replaced")
         try:
@@ -236,8 +206,7 @@ class Store:
         if replaced.exists():
             remove_replaced(replaced, path)
 
-    def _rotate(self, keep: set[int | None]) -> None:
-        steps = [manifest.step for manifest in self._manifests()]
+    def _rotate(self, steps: list[int], keep: set[int | None]) -> None:
         linked = resolve_best(self.link)
         for step in steps[: -self.keep_last]:
             path = self.path_of(step)

@@ -82,7 +82,9 @@ def _read_path(path: Path, key: str | None = None) -> dict[str, Tensor]:
     if size == 0:
         raise CheckpointError(f"{path}: is empty; expected weights")
     content = _read(path, start, size)
-    return _strip_wrapper(_tensors(path, content if key is None else _at_key(path, content, key)))
+    weights = _tensors(path, content if key is None else _at_key(path, content, key))
+    is_wrapped = all(name.startswith(_WRAPPER) for name in weights)
+    return {name.removeprefix(_WRAPPER) if is_wrapped else name: tensor for name, tensor in weights.items()}
 
 
 def _read(path: Path, start: bytes, size: int) -> Any:
@@ -94,26 +96,16 @@ def _read(path: Path, start: bytes, size: int) -> Any:
     if start.startswith(_ZIP):
         if not zipfile.is_zipfile(path):
             raise CheckpointError(f"{path}: is truncated: a torch file whose end is missing ({size} bytes)")
-        _check_uncompressed(path, size)
+        if (unpacked := _unpacked_size(path)) > size:  # made to fill memory
+            raise CheckpointError(
+                f"{path}: refused: its {size:,} bytes expand to {unpacked:,}, and torch compresses nothing"
+            )
         return _read_torch(path)
     if start.startswith(_PICKLES):
         return _read_torch(path)
     raise CheckpointError(
         f"{path}: is neither a safetensors nor a torch file: it starts with {start!r} and has {pluralize(size, 'byte')}"
     )
-
-
-def _check_uncompressed(path: Path, size: int) -> None:
-    """Refuse a compressed archive: torch writes none, so one that expands was made to fill memory."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-        raise CheckpointError(f"{path}: is damaged: {error}") from error
-    if unpacked > size:
-        raise CheckpointError(
-            f"{path}: refused: its {size:,} bytes expand to {unpacked:,}, and torch compresses nothing"
-        )
 
 
 def _read_torch(path: Path) -> Any:
@@ -200,12 +192,6 @@ def _keys_of_tensors(content: Any, prefix: str, seen: set[int]) -> Iterator[tupl
                 yield from _keys_of_tensors(value, f"{prefix}{key}.", seen)
 
 
-def _strip_wrapper(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    if all(name.startswith(_WRAPPER) for name in weights):
-        return {name.removeprefix(_WRAPPER): tensor for name, tensor in weights.items()}
-    return weights
-
-
 @dataclass(frozen=True)
 class Converted:
     """The content of a converted file."""
@@ -230,7 +216,8 @@ def convert(
         raise CheckpointError(f"{out}: exists and is not overwritten; move it, or choose another file with --out")
     if not out.parent.is_dir():
         raise CheckpointError(f"{out}: the folder {out.parent} does not exist")
-    _check_size(max_bytes, _unpacked_size(source), source)
+    if source.is_file():  # opening a pipe would wait
+        _check_size(max_bytes, _unpacked_size(source), source)
     weights = read_weights(source, key)
     if dtype is not None:
         weights = {name: to_half(source, name, tensor, dtype) for name, tensor in weights.items()}
@@ -263,14 +250,14 @@ def to_half(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor
 
 
 def _unpacked_size(path: Path) -> int:
-    """The least memory that the file needs, by its own header; 0 if it cannot be read."""
+    """The least memory that the file needs, by its own header."""
     try:
-        if path.is_file() and zipfile.is_zipfile(path):  # opening a pipe would wait
-            with zipfile.ZipFile(path) as archive:
-                return sum(entry.file_size for entry in archive.infolist())
-        return path.stat().st_size
-    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):
-        return 0
+        if not zipfile.is_zipfile(path):
+            return path.stat().st_size
+        with zipfile.ZipFile(path) as archive:
+            return sum(entry.file_size for entry in archive.infolist())
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        raise CheckpointError(f"{path}: is damaged: {error}") from error
 
 
 def _check_size(most: int, num_bytes: int, path: Path) -> None:

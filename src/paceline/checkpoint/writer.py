@@ -7,16 +7,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.files import TensorFile
 from paceline.checkpoint.folder import Folder
 from paceline.checkpoint.shards import SaveRank, TensorShard
 from paceline.checkpoint.state import Tree
@@ -24,6 +22,7 @@ from paceline.checkpoint.store import Saved, Store
 from paceline.core.errors import CheckpointError
 
 _NICENESS = 10
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Saver:
     def __init__(self, store: Store, rank: int = 0, world_size: int = 1, token: str = "") -> None:
         self.store = store
         self._rank = SaveRank(rank, world_size, token)
-        self._buffer = HostBuffer()
+        self._buffer = torch.empty(0, dtype=torch.uint8)  # reused, and grown when needed
         self._thread: threading.Thread | None = None
         self._results: deque[SaveResult] = deque()
         self._failure: BaseException | None = None
@@ -68,12 +67,6 @@ class Saver:
         """The step of the save last started, or the one that the store found."""
         return self.store.last_step if self._started_step is None else self._started_step
 
-    def reserve(self, model: Mapping[str, Tensor | TensorShard], state: Tree) -> None:
-        """Allocate the buffer for a save like this one, in the background."""
-        files = self._gather(0, model, state, {}).tensors.values()
-        size, is_pinned = num_bytes(files), any(tensor.is_cuda for file in files for tensor in file.tensors.values())
-        self._run_in_background(lambda: self._buffer.take(size, is_pinned))
-
     def start(
         self,
         step: int,
@@ -85,15 +78,14 @@ class Saver:
         started = time.perf_counter()
         self._join()
         waited = time.perf_counter() - started
-        content = self._gather(step, model, state, metrics)
-        snapshot = Snapshot(content.tensors.values(), self._buffer)
-        content.pieces |= dict(zip(content.tensors, snapshot.views, strict=True))
-        content.tensors.clear()  # frees copies that were made for this save
+        attempt = f"{self._rank.attempt}.{self._num_started}"
+        content = Folder(step, model, state, metrics, replace(self._rank, attempt=attempt))
+        copies = self._copy(content)
         result = SaveResult(step, self.store.path_of(step), content.size, waited=waited)
         self._started_step = step
         self._num_started += 1
         blocked = time.perf_counter() - started - waited
-        self._run_in_background(lambda: self._write(content, snapshot, replace(result, blocked=blocked)))
+        self._run_in_background(lambda: self._write(content, copies, replace(result, blocked=blocked)))
 
     def poll(self) -> list[SaveResult]:
         """The saves that finished since the last call; never waits."""
@@ -114,11 +106,25 @@ class Saver:
             return None
         return self.store.record_metrics(step, metrics)
 
-    def _gather(
-        self, step: int, model: Mapping[str, Tensor | TensorShard], state: Tree, metrics: Mapping[str, float]
-    ) -> Folder:
-        attempt = f"{self._rank.attempt}.{self._num_started}"
-        return Folder(step, model, state, metrics, replace(self._rank, attempt=attempt))
+    def _copy(self, content: Folder) -> list[torch.cuda.Event]:
+        """Copy the tensors of the files into the buffer, and have those be written; the events are when it is done."""
+        devices = {each.device for file in content.tensors.values() for each in file.tensors.values() if each.is_cuda}
+        size = sum(_padded(file.num_data_bytes) for file in content.tensors.values())
+        if len(self._buffer) < size or (devices and not self._buffer.is_pinned()):
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old one first
+            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=bool(devices))
+        start = 0
+        for path, file in content.tensors.items():
+            for name, offset in file.offsets.items():
+                tensor = file.tensors[name].detach()
+                target = self._buffer[start + offset : start + offset + tensor.nbytes]
+                target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+            data = self._buffer[start : start + file.num_data_bytes].numpy().data
+            content.pieces[path] = [memoryview(file.header), data]
+            start += _padded(file.num_data_bytes)
+        content.tensors.clear()  # frees copies that were made for this save
+        # Later work on the stream waits for these copies anyway; only a reader has to wait.
+        return [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def _run_in_background(self, work: Callable[[], object]) -> None:
         self._join()
@@ -136,11 +142,12 @@ class Saver:
         except BaseException as error:  # noqa: BLE001 - raised by `poll`
             self._failure = error
 
-    def _write(self, content: Folder, snapshot: Snapshot, result: SaveResult) -> None:
+    def _write(self, content: Folder, copies: list[torch.cuda.Event], result: SaveResult) -> None:
         started = time.perf_counter()
         try:
             _lower_priority()
-            snapshot.wait()
+            for copied in copies:
+                copied.synchronize()
             saved = self.store.write(content)
             result = replace(result, is_best=saved.is_best)
         except (CheckpointError, OSError) as error:
@@ -154,9 +161,6 @@ class NoSaver(Saver):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store, rank=1, world_size=2)
-
-    def reserve(self, model: Mapping[str, Tensor | TensorShard], state: Tree) -> None:
-        """Do nothing."""
 
     def start(
         self,
@@ -174,56 +178,6 @@ def _lower_priority() -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-
-
-_ALIGNMENT = 64
-
-
-class HostBuffer:
-    """A block of host memory that is reused, and grown when needed."""
-
-    def __init__(self) -> None:
-        self._block = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, num_bytes: int, is_pinned: bool) -> Tensor:
-        """At least this many bytes, with their pages mapped; the block of an earlier call is overwritten."""
-        if len(self._block) < num_bytes or (is_pinned and not self._block.is_pinned()):
-            self._block = torch.empty(0, dtype=torch.uint8)  # frees the old one first
-            self._block = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned).fill_(0)
-        return self._block
-
-
-class Snapshot:
-    """The current content of files, in a buffer."""
-
-    def __init__(self, files: Collection[TensorFile], buffer: HostBuffer) -> None:
-        devices = {tensor.device for tensor in _all(files) if tensor.is_cuda}
-        block, start = buffer.take(num_bytes(files), is_pinned=bool(devices)), 0
-        self.views: list[list[memoryview]] = []
-        for file in files:
-            for name, offset in file.offsets.items():
-                tensor = file.tensors[name].detach()
-                target = block[start + offset : start + offset + tensor.nbytes]
-                target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
-            view = block[start : start + file.num_data_bytes].numpy().data
-            self.views.append([memoryview(file.header), view])
-            start += _padded(file.num_data_bytes)
-        # Later work on the stream waits for these copies anyway; only a reader has to wait.
-        self._events = [torch.cuda.current_stream(device).record_event() for device in devices]
-
-    def wait(self) -> None:
-        """Wait until everything is copied from devices."""
-        for event in self._events:
-            event.synchronize()
-
-
-def num_bytes(files: Collection[TensorFile]) -> int:
-    """The buffer size of a snapshot."""
-    return sum(_padded(file.num_data_bytes) for file in files)
-
-
-def _all(files: Collection[TensorFile]) -> Iterator[Tensor]:
-    return chain.from_iterable(file.tensors.values() for file in files)
 
 
 def _padded(num: int) -> int:

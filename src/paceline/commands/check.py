@@ -173,9 +173,11 @@ def _try_checkpoint(run: Run) -> dict[str, Any]:
     """Write a checkpoint, read it back and compare every bit."""
     import torch
 
+    from paceline.checkpoint.reader import open_checkpoint
+
     state = run.state.model_state_dict()
     saved = run.store.save(1, run.state.model_parts(), run.state.state_dict(), {})
-    read = run.store.open(saved.path)
+    read = open_checkpoint(saved.path)
     for name, tensor in state.items():
         if not torch.equal(tensor.cpu(), read.model[name]):
             raise CheckpointError(f"{name} changed when it was saved and loaded")

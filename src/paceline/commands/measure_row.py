@@ -37,7 +37,8 @@ from paceline.engine.evaluate import num_parallel
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.launch.environment import LAUNCHED, take_place
-from paceline.launch.launcher import Launch, launch
+from paceline.launch.launcher import launch
+from paceline.launch.machines import Launch
 from paceline.plan.grid import Grid
 from paceline.plan.memory import MemoryTracker
 from paceline.plan.rehearse import (

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 
-def open_regular(path: Path | bytes, buffering: int = -1) -> BinaryIO:
-    """The file, open for reading; anything but a regular file is an OSError that says what it is."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def open_regular(path: Path | bytes | str, buffering: int = -1, folder: int | None = None) -> BinaryIO:
+    """The file, open for reading; anything but a regular file is an OSError that says what it is.
+
+    `folder` is the descriptor of its folder, if that is open.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return open(descriptor, "rb", buffering)  # noqa: PTH123 - there is no path any more

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
 import re
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
+
+from paceline.core.file_lock import try_lock
 
 _PREFIX, _LOCK = "paceline-", ".lock"
 _NAME = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
@@ -47,8 +48,7 @@ def _make() -> tuple[Path, int]:
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     lock = os.open(folder / ".new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     os.write(lock, os.fsencode(socket.gethostname()))
-    with suppress(OSError):  # some network file systems have no locks; what lies there is not removed by others
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try_lock(lock)  # some network file systems have no locks; what lies there is not removed by others
     (folder / ".new").rename(folder / _LOCK)  # so nobody finds it unlocked
     return folder, lock
 
@@ -67,12 +67,11 @@ def _remove_abandoned(place: Path) -> None:
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    with suppress(OSError):  # not ours, no such folder, gone by now, or locked
+    with suppress(OSError):  # not ours, no such folder, or gone by now
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = os.fstat(lock).st_uid == os.getuid()
-            if is_ours and os.read(lock, 1024) == os.fsencode(socket.gethostname()):
+            is_abandoned = try_lock(lock) and os.fstat(lock).st_uid == os.getuid()
+            if is_abandoned and os.read(lock, 1024) == os.fsencode(socket.gethostname()):
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)

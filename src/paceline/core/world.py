@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from paceline.core.errors import UsageError
 from paceline.core.generators import seed_generators
 from paceline.core.place import Place, read_place
 from paceline.core.text import pluralize
+from paceline.core.torch_private import default_store, num_collectives
 
 _TIMEOUT = timedelta(minutes=10)
 _PARTING, _PARTING_SECONDS, _LOOK_SECONDS = "paceline/parting", 30.0, 0.005
@@ -103,8 +104,7 @@ class World:
         """The number of collectives that this rank has started, torch's own included; cheap."""
         if self.size == 1 or not dist.is_initialized():
             return 0
-        number: int = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()  # type: ignore[attr-defined]
-        return number
+        return num_collectives()
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -120,9 +120,8 @@ class World:
 
     def _see_all_past_the_barrier(self) -> None:
         """Wait, not by gloo: who closes its connections while another is still in a barrier can make that one fail."""
-        if self.size == 1:
+        if self.size == 1 or (store := default_store()) is None:
             return
-        store = dist.distributed_c10d._get_default_store()
         deadline = time.monotonic() + _PARTING_SECONDS
         with suppress(RuntimeError):  # the process that keeps the store has seen all, and is gone
             store.add(_PARTING, 1)

@@ -29,6 +29,7 @@ from paceline.core.intervals import Progress
 from paceline.core.process import block_stop_signals, end_with_parent, num_cores
 from paceline.core.temporary import share_folder
 from paceline.core.threads import map_in_order
+from paceline.core.torch_private import shut_down_workers
 from paceline.core.world import World
 from paceline.data.batch import ON_HOST, Batch, map_tensors
 from paceline.data.sampler import BatchSampler, BatchSlice, Permutation, rank_slices
@@ -246,7 +247,7 @@ def load_by_processes(source: SplitLoader, requests: Iterable[Request], workers:
         finally:
             # Now, and not when it is collected: the traceback of an error would keep the iterator, whose dead worker
             # torch reports again at any later signal of a child.
-            answers._shutdown_workers()  # type: ignore[attr-defined]
+            shut_down_workers(answers)
 
 
 def _init_worker(worker: int, is_main_thread: bool) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from paceline.checkpoint.files import TensorFile, read_tensors, write_file
 from paceline.core.errors import CheckpointError
 from paceline.core.text import join_first
+from paceline.core.torch_private import tree_leaves
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.engine.loss_accumulator import WeightedLoss

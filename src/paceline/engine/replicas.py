@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from paceline.core.torch_private import is_compiled
 from paceline.engine.stateful import KeptState, Parts
 from paceline.metrics.metric import Metric
 from paceline.tasks.task import Task
@@ -64,7 +65,7 @@ def make_replicas(original: Replica, number: int) -> list[Replica]:
     modules = _modules(original)
     parts = [*(each for top in modules for each in top.modules()), original.task]
     has_shared = any(map(_is_shared, _functions(original.task, modules))) or any(map(_has_shared_container, parts))
-    if original.model._compiled_call_impl is not None or has_shared:
+    if is_compiled(original.model) or has_shared:
         return replicas
     try:
         for _ in range(number - 1):

@@ -9,6 +9,7 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
+from paceline.core.torch_private import is_compiled
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.rng import derive
@@ -130,8 +131,8 @@ def warm_up(trainer: Trainer, step_batch: StepBatch) -> None:
 def choose_channels_last(trainer: Trainer, step_batch: StepBatch) -> None:
     """Choose the memory layout of images and weights on a CPU; rank 0, whose images may have other sizes, decides."""
     world = trainer.world
-    is_compiled, is_sharded = trainer.model._compiled_call_impl is not None, trainer.strategy.passes == "equal"
-    can_choose = world.is_main and world.device.type == "cpu" and not is_compiled and not is_sharded
+    is_sharded = trainer.strategy.passes == "equal"
+    can_choose = world.is_main and world.device.type == "cpu" and not is_compiled(trainer.model) and not is_sharded
     chosen = can_choose and is_channels_last_faster(trainer.model, step_batch.micro_batches[0].batch["image"])
     trainer.state.set_channels_last(bool(world.start_sum([float(chosen)])()[0]))
 

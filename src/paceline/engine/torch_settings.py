@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import nn
 
 from paceline.core.process import forget_spinning, keep_freed_memory, num_cores
 from paceline.core.world import World
@@ -33,12 +32,3 @@ def configure_torch(world: World, threads: int | None = None, reproducible: Repr
     else:  # it stays set: torch reads it before each product of matrices
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return threads
-
-
-def compile_model(model: nn.Module) -> None:
-    """Compile the model on first call; `compile()` of a plain nn.Sequential does nothing."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    model._compiled_call_impl = torch.compile(call)

@@ -1,4 +1,4 @@
-"""The launcher: starts this machine's processes of a run and restarts them, with torch's elastic agent."""
+"""The launcher: what a command's options ask for, and a run of several processes or machines."""
 
 from __future__ import annotations
 
@@ -8,40 +8,23 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from paceline.core.errors import PacelineError, Stopped, UsageError
+from paceline.core.errors import Stopped, UsageError
 from paceline.core.place import HERE
 from paceline.core.process import print_error, resume_gc
 from paceline.core.temporary import temporary_folder
 from paceline.core.text import pluralize
 from paceline.launch.devices import ONE_PROCESS, check_exist, default_processes, use_devices
-from paceline.launch.environment import LAUNCHER, take_place, threads_of_each
+from paceline.launch.environment import take_place, threads_of_each
+from paceline.launch.machines import Launch, join_machines
 from paceline.launch.network import Endpoint, address_towards, use_interface_of, watch
-from paceline.launch.signals import Interrupted, StopSignals
-from paceline.launch.variables import restored_variables, set_missing_variables, set_variables
-
-if TYPE_CHECKING:
-    from paceline.launch.agent import Agent
+from paceline.launch.supervisor import Interrupted, StopSignals, Supervisor
+from paceline.launch.variables import restored_variables, set_missing_variables
 
 _KILLED = 130
-_LAST_SECONDS = 5.0  # for other machines to learn why a run has ended
 _MIN_LIMIT, _PER_CORE = 32, 4  # a typo must not start processes until memory is full
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Number of processes and machines; times in seconds."""
-
-    processes: int
-    min_nodes: int = 1
-    max_nodes: int = 1
-    rendezvous: Endpoint | None = None
-    rendezvous_timeout: float = 60.0
-    restarts: int = 3
-    stop_timeout: float = 60.0  # for processes to save and exit after a request to stop
 
 
 def launch_if_needed(
@@ -123,69 +106,19 @@ def _prepare_environment(plan: Launch) -> None:
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
     )
-    set_variables(
-        {
-            LAUNCHER: str(os.getpid()),
-            # Sharing the agent's store makes processes hang or fail after a restart, since old keys are still there.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            # The agent would turn a signal into an exception and exit with 1, whatever the processes have saved.
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": "",
-        }
-    )
 
 
 def _supervise(command: Sequence[str], plan: Launch, stop: StopSignals, folder: Path) -> int:
-    # Imported late: torch takes longer to import than everything before.
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.rendezvous import RendezvousError
-
-    from paceline.launch.agent import Agent, Outputs
-    from paceline.launch.rendezvous import join_rendezvous
-
     if plan.rendezvous:
         least = f"{plan.min_nodes} to " if plan.min_nodes < plan.max_nodes else ""
         _print_line(f"waiting for {least}{pluralize(plan.max_nodes, 'machine')} at {plan.rendezvous}")
     with stop.waiting():
-        machines = join_rendezvous(plan.rendezvous, plan.min_nodes, plan.max_nodes, plan.rendezvous_timeout)
-    spec = WorkerSpec(
-        role="default",
-        local_world_size=plan.processes,
-        rdzv_handler=machines.handler,
-        entrypoint=command[0],
-        args=tuple(argument.replace("$", "$$") for argument in command[1:]),  # the agent expands templates
-        max_restarts=plan.restarts,
-        monitor_interval=0.1,
-    )
-    agent = Agent(spec, Outputs(folder), machines, stop, plan.stop_timeout, _print_line)
+        machines = join_machines(plan)
     resume_gc()
+    supervisor = Supervisor(command, plan, machines, stop, folder, _print_line)
     if plan.rendezvous:
-        watch(plan.rendezvous, plan.rendezvous_timeout, lambda: _exit_disconnected(agent, plan, folder))
-    try:
-        agent.run()
-        if agent.failure:
-            machines.finish(_LAST_SECONDS)
-    except RendezvousError as error:
-        if ended := machines.peer_failure():  # another machine has ended the run since
-            _print_line(ended.message)
-            return ended.code
-        raise PacelineError(_rendezvous_problem(error, plan)) from error
-    finally:
-        machines.handler.shutdown()
-    return _report(agent, plan, stop)
-
-
-def _exit_disconnected(agent: Agent, plan: Launch, folder: Path) -> NoReturn:
-    """Exit at once: a call over a cut cable may block for a quarter of an hour."""
-    agent.kill()
-    _print_line(
-        f"--rendezvous {plan.rendezvous}: not reachable for {plan.rendezvous_timeout:g} s; the same command rejoins"
-    )
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
-
-
-def _report(agent: Agent, plan: Launch, stop: StopSignals) -> int:
-    failure = agent.failure
+        watch(plan.rendezvous, plan.rendezvous_timeout, lambda: _exit_disconnected(supervisor, plan, folder))
+    failure = supervisor.run()
     if failure is None:
         return 0
     if stop.at_once:
@@ -198,17 +131,14 @@ def _report(agent: Agent, plan: Launch, stop: StopSignals) -> int:
     return failure.code
 
 
-def _rendezvous_problem(error: Exception, plan: Launch) -> str:
-    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
-
-    if isinstance(error, RendezvousClosedError):
-        return f"--rendezvous {plan.rendezvous}: the run has ended on the other machines"
-    if isinstance(error, RendezvousTimeoutError):
-        return (
-            f"--rendezvous {plan.rendezvous}: fewer than {pluralize(plan.min_nodes, 'machine')} joined within "
-            f"{plan.rendezvous_timeout:g} s; start the same command on each, or wait longer with --rendezvous-timeout"
-        )
-    return f"--rendezvous {plan.rendezvous}: the connection is lost; the machine that serves it may be down"
+def _exit_disconnected(supervisor: Supervisor, plan: Launch, folder: Path) -> NoReturn:
+    """Exit at once: a call over a cut cable may block for a quarter of an hour."""
+    supervisor.kill()
+    _print_line(
+        f"--rendezvous {plan.rendezvous}: not reachable for {plan.rendezvous_timeout:g} s; the same command rejoins"
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def _print_line(text: str) -> None:

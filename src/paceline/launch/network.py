@@ -54,6 +54,13 @@ def can_connect(endpoint: Endpoint, timeout: float) -> bool:
     return True
 
 
+def free_port(address: str) -> int:
+    """A port of this machine's address that nobody listens on."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as trial:
+        return int(trial.getsockname()[1])
+
+
 def watch(endpoint: Endpoint, seconds: float, on_loss: Callable[[], None]) -> None:
     """Call `on_loss` from a thread once the endpoint was unreachable for so many seconds."""
 

@@ -8,9 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.nn.functional import all_reduce
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-NORM_TYPES = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+BATCH_NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
+)
+INSTANCE_NORMS = (
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    *(nn.LazyInstanceNorm1d, nn.LazyInstanceNorm2d, nn.LazyInstanceNorm3d),
+)
+STATISTICS_NORMS = (*BATCH_NORMS, *INSTANCE_NORMS)
+"""Norm layers that may track statistics in buffers."""
+NORM_TYPES = (*STATISTICS_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """torch's norm layers; subclasses are norm layers whatever their name."""
 
 # Others: RmsNorm2d, FrozenBatchNorm2d, LayerNormAct, EvoNorm2dS0, SimpleNormFp32 …
@@ -30,15 +39,15 @@ def convert_sync_batchnorm(model: nn.Module) -> int:
     The layers stay the same objects, with their parameters, buffers and hooks. Call it once the model is on its device.
     Raises ValueError for a layer whose class overrides the forward pass, which would get lost.
     """
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, BATCH_NORMS)]
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
     classes = [_sync_class(name, layer, on_cuda) for name, layer in layers]
     for (_, layer), sync_class in zip(layers, classes, strict=True):
-        layer.__class__ = sync_class
+        layer.__class__ = sync_class  # type: ignore[assignment]
     return len(layers)
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(nn.BatchNorm1d):
     """BatchNorm over the samples of all processes, which may differ in number; torch's works on GPUs only.
 
     In evaluation mode, and on one process, it is plain BatchNorm.
@@ -117,10 +126,10 @@ class _CudaSyncBatchNormAct(_ActivationMixin, _CudaSyncBatchNorm):
     pass
 
 
-def _sync_class(name: str, layer: _BatchNorm, on_cuda: bool) -> type[_BatchNorm]:
+def _sync_class(name: str, layer: nn.Module, on_cuda: bool) -> type[nn.Module]:
     """The synchronized class of a BatchNorm layer."""
     kind = type(layer)
-    if kind.forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward, SyncBatchNorm.forward):
+    if kind.forward in (nn.BatchNorm1d.forward, nn.SyncBatchNorm.forward, SyncBatchNorm.forward):
         return _CudaSyncBatchNorm if on_cuda else SyncBatchNorm
     is_timm = kind.__module__.startswith("timm.") and hasattr(layer, "act") and hasattr(layer, "drop")
     if is_timm or issubclass(kind, _ActivationMixin):

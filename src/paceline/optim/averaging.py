@@ -12,12 +12,13 @@ from typing import Annotated, Any, TypeVar
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.core.arguments import Count, CountOrZero, PartialShare
 from paceline.core.errors import CheckpointError
 from paceline.core.registry import register
 from paceline.core.text import join_first, pluralize
+from paceline.core.torch_private import foreach
+from paceline.models.norm import BATCH_NORMS
 from paceline.models.placement import with_strides_of
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class WeightAverage(Averaging):
         self._bind(model)
         if self.count:
             weights = [weight.to(mean.dtype) for weight, mean in zip(self._parameters, self._means, strict=True)]
-            torch._foreach_lerp_(self._means, weights, self.weight(self.count))
+            foreach("lerp_", self._means, weights, self.weight(self.count))
         self.count += 1
 
     @contextmanager
@@ -184,7 +185,7 @@ def update_bn(model: nn.Module, inputs: Iterable[T], forward: Callable[[T], obje
     `forward` runs an input through the model, by default `model(input)`. Unlike torch's `update_bn`, other layers are
     in evaluation mode, so the result depends on the inputs alone, and frozen layers keep their statistics.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and _tracks_statistics(module)]
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS) and _tracks_statistics(module)]
     if not norms:
         return
     modes = {module: module.training for module in model.modules()}
@@ -213,6 +214,6 @@ def _copy(weight: Tensor) -> Tensor:
     return weight.detach().to(torch.float32 if is_half else weight.dtype, copy=True)
 
 
-def _tracks_statistics(norm: _BatchNorm) -> bool:
+def _tracks_statistics(norm: Any) -> bool:
     parameters = list(norm.parameters(recurse=False))
     return norm.track_running_stats and (not parameters or any(each.requires_grad for each in parameters))

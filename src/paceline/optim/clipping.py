@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from paceline.core.torch_private import foreach
+
 Norm = Tensor | float
 """The norm of a gradient: a 0-d tensor, or on a CPU also a number."""
 Clip = Callable[[Sequence[nn.Parameter]], Norm]
@@ -27,7 +29,7 @@ class NoClip:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = torch.zeros(())
         if gradients:
-            norms = torch.stack(torch._foreach_norm(gradients))
+            norms = torch.stack(foreach("norm", gradients))
             # Norms of float16 gradients may fit their type where the norm of all does not.
             norm = torch.linalg.vector_norm(norms, dtype=torch.promote_types(norms.dtype, torch.float32))
         return norm if self.across is None else self.across(norm)
@@ -38,7 +40,7 @@ class NoClipOnHost(NoClip):
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> float:  # type: ignore[override]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norms = [norm.item() for norm in torch._foreach_norm(gradients)] if gradients else []
+        norms = [norm.item() for norm in foreach("norm", gradients)] if gradients else []
         return math.sqrt(sum(norm * norm for norm in norms))
 
 

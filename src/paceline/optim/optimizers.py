@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from paceline.core.arguments import NonNegative, PartialShare, Positive
 from paceline.core.registry import register
 from paceline.core.signatures import signature_of
+from paceline.core.torch_private import foreach
 
 OptimizerFactory = Callable[..., Optimizer]
 Group = dict[str, Any]
@@ -274,13 +275,13 @@ def add_trust_ratio(
 
 def _scale_by_trust(weights: list[Tensor], coefficient: float, max_lr: float | None, decay: float, eps: float) -> None:
     gradients = [weight.grad for weight in weights if weight.grad is not None]
-    weight_norms = torch.stack(torch._foreach_norm(weights))
-    gradient_norms = torch.stack(torch._foreach_norm(gradients))
+    weight_norms = torch.stack(foreach("norm", weights))
+    gradient_norms = torch.stack(foreach("norm", gradients))
     ratios = coefficient * weight_norms / (gradient_norms + decay * weight_norms + eps)
     if max_lr is not None:
         ratios = (ratios / max_lr).clamp_(max=1)
     # With zero weights the gradient is not scaled; with a zero gradient nothing moves.
     ratios = torch.where(weight_norms == 0, 1.0, torch.where(gradient_norms == 0, 0.0, ratios))
     if decay:
-        torch._foreach_add_(gradients, weights, alpha=decay)
-    torch._foreach_mul_(gradients, list(ratios.unbind()))
+        foreach("add_", gradients, weights, alpha=decay)
+    foreach("mul_", gradients, list(ratios.unbind()))

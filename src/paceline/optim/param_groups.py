@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from paceline.models.norm import is_norm
+from paceline.models.norm import BATCH_NORMS, INSTANCE_NORMS, is_norm
 from paceline.models.patterns import matcher, no_match
 from paceline.optim.group_presets import Rule, Settings, general_kind
 from paceline.optim.layer_decay import Layers, find_layers
 
 _NORM_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
-    "batch_norm": (nn.modules.batchnorm._BatchNorm,),
+    "batch_norm": BATCH_NORMS,
     "group_norm": (nn.GroupNorm,),
     "layer_norm": (nn.LayerNorm,),
-    "instance_norm": (nn.modules.instancenorm._InstanceNorm,),
+    "instance_norm": INSTANCE_NORMS,
     "rms_norm": (nn.RMSNorm,),
 }
 _TABLE = re.compile(r"token|embed|table|position|(?:^|_)(?:pos|rel)(?:_|$)")

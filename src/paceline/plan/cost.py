@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
+from paceline.core.torch_private import TorchDispatchMode, tree_leaves
 from paceline.plan.devices import Speed
 
 # Chosen from a grid to fit the training speeds of ResNet-50 that NVIDIA publishes for A100 and V100 (938 images a
@@ -95,12 +94,12 @@ class CostCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator and count it, unless it only looks at a tensor in another way."""
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
-        if func.is_view or func.namespace != "aten" or "empty" in func._schema.name:
+        if func.is_view or func.namespace != "aten" or "empty" in func.name():
             return made
         taken, given = _tensors((args, kwargs)), _tensors(made)
         if not taken and not given:
             return made
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(func.overloadpacket)
         flops = formula(*args, **kwargs, out_val=made) if formula else 0
         moved = sum(tensor.nbytes for tensor in (*taken, *(given or taken)))  # what gives nothing writes what it takes
         precision = _PRECISIONS.get((taken or given)[0].dtype, "fp32")
@@ -112,4 +111,4 @@ class CostCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_iter(values) if isinstance(value, Tensor)]
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]

@@ -12,20 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch._subclasses.fake_tensor import (
+from torch.distributed.device_mesh import init_device_mesh
+
+from paceline.core.errors import PacelineError
+from paceline.core.torch_private import (
+    MODULE_APPLY,
+    TRUNC_NORMAL,
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeStore,
     FakeTensor,
     FakeTensorMode,
+    TorchDispatchMode,
     UnsupportedFakeTensorException,
     UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
+    operator,
+    returns_nothing,
     unset_fake_temporarily,
 )
-from torch.distributed.device_mesh import init_device_mesh
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from paceline.core.errors import PacelineError
 from paceline.core.user_code import described
 from paceline.core.world import World
 from paceline.engine.strategies import ddp, fsdp
@@ -43,8 +48,8 @@ def fake_tensors(processes: int = 1) -> Iterator[FakeTensorMode]:
     with ExitStack() as stack:
         stack.enter_context(fake_process_group(processes) if processes > 1 else _leave_process_group())
         stack.enter_context(_replace(logging.getLogger(FakeTensorMode.__module__), "disabled", True))
-        stack.enter_context(_replace(nn.Module, "_apply", convert_module))
-        stack.enter_context(_replace(nn.init, "_no_grad_trunc_normal_", keep_unsampled))
+        stack.enter_context(_replace(nn.Module, MODULE_APPLY, convert_module))
+        stack.enter_context(_replace(nn.init, TRUNC_NORMAL, keep_unsampled))
         stack.enter_context(_replace(fsdp, "init_device_mesh", _make_device_mesh))
         stack.enter_context(_replace(ddp, "DistributedDataParallel", _FakeDDP))
         stack.enter_context(mode)
@@ -54,7 +59,10 @@ def fake_tensors(processes: int = 1) -> Iterator[FakeTensorMode]:
 
 @contextmanager
 def _replace(owner: Any, name: str, stand_in: object) -> Iterator[None]:
-    """Inside, what a module or a class calls `name` is something else."""
+    """Inside, what a module or a class calls `name` is something else, if it has that."""
+    if not hasattr(owner, name):
+        yield
+        return
     original = getattr(owner, name)
     setattr(owner, name, stand_in)
     try:
@@ -97,7 +105,7 @@ class _AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "aten" and not func._schema.returns:
+        if func.namespace == "aten" and returns_nothing(func):
             return None
         given = args[0] if args else None
         if func in _INDEXING:
@@ -107,7 +115,7 @@ class _AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 asked = func(*args, **(kwargs or {}))
                 asked.is_any = True
                 return asked
-            if func is torch.ops.aten._local_scalar_dense.default:
+            if func is _READ_NUMBER:
                 if getattr(given, "is_any", False):
                     return False
                 return 1.0 if given.is_floating_point() else given.dtype == torch.bool or 1
@@ -122,12 +130,13 @@ class _AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+_READ_NUMBER = operator("_local_scalar_dense")
 _INDEXING = frozenset(
     {
         torch.ops.aten.index.Tensor,
         torch.ops.aten.index_put.default,
         torch.ops.aten.index_put_.default,
-        torch.ops.aten._index_put_impl_.default,
+        operator("_index_put_impl_"),
     }
 )
 
@@ -170,8 +179,6 @@ class _FakeDDP(nn.Module):
 @contextmanager
 def fake_process_group(size: int) -> Iterator[None]:
     """Inside, this is the first of some processes, the others of which take everything and send nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
         yield

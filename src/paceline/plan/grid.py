@@ -12,11 +12,11 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.core.errors import PacelineError, RecipeError, TrainingError
 from paceline.core.intervals import to_steps
 from paceline.core.process import num_cores
+from paceline.core.torch_private import FakeTensorMode
 from paceline.core.user_code import named_error
 from paceline.core.world import World
 from paceline.plan.communication import sent_bytes

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+
+from paceline.core.torch_private import TorchDispatchMode, is_in_backward, storage_key, tree_leaves
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries", "communication"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -112,16 +112,16 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count the storages that it makes."""
         made = func(*args, **(kwargs or {}))
-        is_backward = torch._C._current_graph_task_id() != -1
+        is_backward = is_in_backward()
         category: Category = "temporaries" if is_backward and self.phase == "activations" else self.phase
         is_collective = func.namespace in _COMMUNICATION
         if is_collective or func is torch.ops.aten.empty.memory_format:  # FSDP frees before it allocates
             self._follow_sizes()
         if is_collective and self.phase != "parameters":
-            passing = (each for each in tree_iter((args, kwargs, made)) if not self._is_kept(each))
+            passing = (each for each in tree_leaves((args, kwargs, made)) if not self._is_kept(each))
             self.add(passing, "communication")
             return made
-        for tensor in (made,) if isinstance(made, Tensor) else tree_iter(made):
+        for tensor in (made,) if isinstance(made, Tensor) else tree_leaves(made):
             if isinstance(tensor, Tensor):
                 for storage in _storages(tensor):
                     self._count(storage, category)
@@ -133,7 +133,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_kept(self, value: Any) -> bool:
         """Whether a tensor stays from pass to pass, so that what is exchanged is a copy of it."""
         storages = _storages(value) if isinstance(value, Tensor) else ()
-        return any(self._storages.get(each._cdata, (0, "temporaries"))[1] in _KEPT for each in storages)
+        return any(self._storages.get(storage_key(each), (0, "temporaries"))[1] in _KEPT for each in storages)
 
     def _begin_step(self, optimizer: Optimizer) -> None:
         self.add((each.grad for each in _parameters(optimizer)), "gradients")
@@ -144,10 +144,10 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase = "activations"
 
     def _add_state(self, optimizer: Optimizer) -> None:
-        self.add((value for state in optimizer.state.values() for value in tree_iter(state)), "optimizer")
+        self.add((value for state in optimizer.state.values() for value in tree_leaves(state)), "optimizer")
 
     def _count(self, storage: torch.UntypedStorage, category: Category, move: bool = False) -> None:
-        key = storage._cdata
+        key = storage_key(storage)
         known = self._storages.get(key)
         if known is None:
             size = storage.nbytes()

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from paceline.core.errors import DataError
 from paceline.core.intervals import to_steps
 from paceline.core.process import num_cores
 from paceline.core.text import pluralize
+from paceline.core.torch_private import FakeTensorMode, unset_fake_temporarily
 from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
 from paceline.data.loader import MicroBatch, StepBatch, automatic_batch_size

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.parameter import UninitializedParameter
 
 from paceline.core.errors import DataError, PacelineError
+from paceline.core.torch_private import unset_fake_temporarily
 from paceline.core.world import World
 from paceline.data.batch import Batch, KeypointNames, Sample
 from paceline.data.datasets.keypoints import find_flip_pairs, known_keypoints

@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 
 from paceline.core.errors import RecipeError
 from paceline.core.intervals import Progress, to_steps
+from paceline.core.torch_private import compile_call
 from paceline.engine.precision.mixed import Precision, make_precision
 from paceline.engine.strategies.deterministic import DeterministicStrategy
 from paceline.engine.strategies.single import SingleStrategy
-from paceline.engine.torch_settings import compile_model
 from paceline.models.freezing import Freezing
 from paceline.models.surgery import find_heads, head_parameters
 from paceline.optim.averaging import Averaging
@@ -52,7 +52,7 @@ def wrap(context: BuildContext, model: nn.Module) -> SingleStrategy:
     """Wrap the model, for strategies that replicate, after the optimizer is built."""
     train = context.recipe.train
     if train.compile:
-        compile_model(model)
+        compile_call(model)
     if train.reproducible == "world":
         return DeterministicStrategy(model, context.world)
     return _strategy(context, model)

@@ -155,7 +155,7 @@ class ImageMask(FileDataset):
     def _check(self, index: int, image: Encoded, mask: Pixels) -> None:
         mask_path = self.mask_path(index)
         if mask.shape != (image.height, image.width):
-            advice, orientation = "save it at that size, or remove both", image.header.orientation
+            advice, orientation = "save it at that size, or remove both", image.orientation
             if orientation >= 5 and mask.shape == (image.width, image.height):
                 turned = f"the image carries the Exif orientation {orientation} and is turned upright when it is read"
                 advice = f"{turned}, the mask is not: turn the mask likewise, or take the orientation out of the image"

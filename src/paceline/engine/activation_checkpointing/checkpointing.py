@@ -19,14 +19,14 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from paceline.core.arguments import Count
 from paceline.core.registry import register
+from paceline.core.torch_private import tree_leaves, tree_map, version_of
 from paceline.engine.activation_checkpointing.blocks import Block, best_number, find_blocks, join_neighbors
 from paceline.engine.stateful import buffers_of
+from paceline.models.norm import STATISTICS_NORMS
 
 
 @register.activation_checkpointing("none")
@@ -139,9 +139,9 @@ def _call_checkpointed(
     # Lists and dicts are copied: their owner may put more into them before the backward pass.
     args, kwargs = tree_map(lambda each: each, (args, kwargs))
     inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    versions = [each._version for each in inputs]
+    versions = [version_of(each) for each in inputs]
     outputs = checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), buffers), **kwargs)
-    if versions != [each._version for each in inputs]:
+    if versions != [version_of(each) for each in inputs]:
         raise ValueError(
             f"checkpointing: {name} changes its input in place, so it cannot be recomputed from it;"
             " leave it out by naming other modules with match, or make its first operation not in place"
@@ -192,4 +192,4 @@ class KeptBuffers:
 
 def _only_tracks(module: nn.Module) -> bool:
     # A user's own norm layer may do more with its buffers than to track statistics.
-    return isinstance(module, _NormBase) and type(module).__module__.partition(".")[0] in _KNOWN_LIBRARIES
+    return isinstance(module, STATISTICS_NORMS) and type(module).__module__.partition(".")[0] in _KNOWN_LIBRARIES

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
+from paceline.core.torch_private import foreach
 
 _LARGEST = 2.0**24  # where every gradient is zero, nothing else would end the growth
 
@@ -130,4 +131,4 @@ def unscale(parameters: Sequence[nn.Parameter], scale: float | Tensor) -> None:
     """Divide the gradients of the parameters by the scale, in place."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if gradients and (isinstance(scale, Tensor) or scale != 1):
-        torch._foreach_mul_(gradients, 1 / scale)
+        foreach("mul_", gradients, 1 / scale)

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map_only
 
-from paceline.models.norm import is_norm
+from paceline.core.torch_private import tree_map
+from paceline.models.norm import BATCH_NORMS, is_norm
 
 Copies = dict[nn.Parameter, nn.Parameter]
 """The float16 copy of each float32 weight that has one."""
@@ -46,7 +45,7 @@ def cast_at_borders(model: nn.Module, keep_norms: bool) -> None:
     for module in model.modules():
         if keep_norms and is_norm(module):
             # BatchNorm takes float16 beside its float32 weights, and keeps half the memory for the backward pass.
-            if not isinstance(module, _BatchNorm):
+            if not isinstance(module, BATCH_NORMS):
                 module.register_forward_pre_hook(_widen_inputs, with_kwargs=True)
                 module.register_forward_hook(_halve_output)
         elif module is model or any(parameter.dtype == torch.float16 for parameter in module.parameters(recurse=False)):
@@ -117,4 +116,4 @@ def _halve_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def _widen_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    return tree_map_only(Tensor, _to_float, output)
+    return tree_map(_to_float, output)

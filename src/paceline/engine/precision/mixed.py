@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import TrainingError
+from paceline.core.torch_private import foreach
 from paceline.engine.loss_accumulator import WeightedLoss
 from paceline.engine.precision.loss_scale import LossScale, make_loss_scale, unscale
 from paceline.engine.precision.master_weights import Copies, cast_at_borders, halve, with_masters
@@ -233,7 +234,7 @@ class HalfWeights(Scaled):
     @torch.no_grad()
     def sync_weights(self) -> None:
         if self._copies:
-            torch._foreach_copy_(list(self._copies.values()), list(self._copies))
+            foreach("copy_", list(self._copies.values()), list(self._copies))
 
     def describe(self) -> str:
         masters = "fp32 master weights" if self.has_masters else f"no master weights, eps at least {_LEAST_EPS:g}"

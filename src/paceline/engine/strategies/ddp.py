@@ -8,17 +8,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.arguments import Positive
 from paceline.core.errors import TrainingError
 from paceline.core.registry import register
 from paceline.core.text import join_first, pluralize
+from paceline.core.torch_private import saved_buffers
 from paceline.core.world import World
 from paceline.data.loader import MicroBatch, Passes, StepBatch
 from paceline.engine.stateful import share_state
 from paceline.engine.strategies.single import SingleStrategy, broadcast_all, parameter_ids, refuse_changed_parameters
+from paceline.models.norm import BATCH_NORMS
 
 _WARM_UP_PASSES = 2
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
@@ -55,9 +56,9 @@ class DDPStrategy(SingleStrategy):
         self._read_in_training = [
             buffer
             for module in model.modules()
-            if not isinstance(module, _BatchNorm)
+            if not isinstance(module, BATCH_NORMS)
             for name, buffer in module.named_buffers(recurse=False)
-            if name not in module._non_persistent_buffers_set
+            if name in saved_buffers(module)
         ]
         self.rewrap()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.checkpoint.state import Tree
 from paceline.core.text import pluralize
@@ -18,6 +18,7 @@ from paceline.data.loader import MicroBatch, StepBatch
 from paceline.data.sampler import rank_range
 from paceline.engine.stateful import Parts, copy_state, load_state, share_state
 from paceline.engine.strategies.single import SingleStrategy, broadcast_all, parameter_ids, refuse_changed_parameters
+from paceline.models.norm import BATCH_NORMS
 from paceline.models.placement import with_strides_of
 
 Node = tuple[int, int]
@@ -152,7 +153,7 @@ class RunningStatistics:
         self._model = model
         self._world = world
         modules = model.named_modules()
-        self._norms = {name: module for name, module in modules if isinstance(module, _BatchNorm)}
+        self._norms = {name: module for name, module in modules if isinstance(module, BATCH_NORMS)}
         self._before: dict[str, Tensor] = {}
         self._first: dict[str, Tensor] = {}
         self._seen: list[Tensor] = []
@@ -204,7 +205,7 @@ class RunningStatistics:
             own = {f"{name}.{buffer}" for name, norm in self._norms.items() for buffer, _ in norm.named_buffers()}
             broadcast_all(buffer for name, buffer in self._model.named_buffers() if name not in own)
 
-    def _training(self) -> list[tuple[str, _BatchNorm]]:
+    def _training(self) -> list[tuple[str, Any]]:
         return [(name, norm) for name, norm in self._norms.items() if norm.training and norm.running_mean is not None]
 
     def _statistics(self) -> list[Tensor]:

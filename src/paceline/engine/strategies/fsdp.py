@@ -12,12 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.checkpoint.shards import TensorShard
 from paceline.core.registry import register
@@ -27,6 +24,7 @@ from paceline.data.loader import MicroBatch, Passes, StepBatch
 from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.stateful import share_state
 from paceline.engine.strategies.single import SingleStrategy, broadcast_all, refuse_changed_parameters
+from paceline.models.norm import STATISTICS_NORMS
 
 Patterns = Annotated[
     Sequence[str],
@@ -124,9 +122,9 @@ class FSDPStrategy(SingleStrategy):
     def part(self, tensor: Tensor) -> Tensor | TensorShard:
         if not isinstance(tensor, DTensor):
             return tensor
-        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        local = tensor.to_local()
-        return TensorShard(local, tuple(tensor.shape), offset[0] if len(local) else 0)
+        local, devices = tensor.to_local(), tensor.device_mesh
+        start = devices.get_local_rank() * -(-len(tensor) // devices.size())  # as `torch.chunk` divides the rows
+        return TensorShard(local, tuple(tensor.shape), start if len(local) else 0)
 
     def place(self, tensor: Tensor, like: Tensor) -> Tensor:
         if not isinstance(like, DTensor) or tensor.shape != like.shape:
@@ -185,7 +183,7 @@ def _tracking_norms(model: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
-        if isinstance(module, _NormBase) and module.running_mean is not None and module.weight is not None
+        if isinstance(module, STATISTICS_NORMS) and module.running_mean is not None and module.weight is not None
     ]
 
 
@@ -197,4 +195,5 @@ def _kept_in_parts(model: nn.Module) -> dict[str, bool]:
 def _join_alone(world: World) -> None:
     """Create a process group for a world of one, which sharding needs."""
     if not dist.is_initialized():
-        dist.init_process_group(world.backend, store=HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(world.backend, store=store, rank=0, world_size=1)
