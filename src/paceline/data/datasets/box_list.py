@@ -75,7 +75,8 @@ class BoxList(DetectionDataset):
         def build(builder: IndexBuilder) -> None:
             builder.watch(self.file, by_content=True)
             lines = _read(self.file, delimiter)
-            columns = _find_columns(self.file, lines[0][1], [image, *(box or (None,) * 4), label], box_format)
+            asked: list[Column | None] = [image, *(box if box is not None else 4 * [None]), label]
+            columns = _find_columns(self.file, lines[0][1], asked, box_format)
             rows = _rows(self.file, lines, columns)
             images = {name: number for number, name in enumerate(dict.fromkeys(row.image for row in rows))}
             written = sorted((row for row in rows if row.box), key=lambda row: images[row.image])
