@@ -18,7 +18,7 @@ from paceline.core import torch_private
 from paceline.core.errors import PacelineError
 
 SOURCE = Path(torch_private.__file__).parents[1]
-# Of the standard library and others; of nn.Module, as its documentation explains; torchvision's, which is replaced.
+# Of the standard library and others; of nn.Module, which many libraries use; torchvision's, which is replaced.
 _ALLOWED = {
     *("_asdict", "_replace", "_fields", "_exit", "_getframe", "_config", "_style"),
     *("_parameters", "_buffers", "_modules"),

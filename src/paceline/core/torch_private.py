@@ -1,8 +1,8 @@
 """All private names of torch that Paceline uses: what for, and what happens in a torch without them.
 
-Each was tested with torch 2.13 and is in the sources of 2.11, 2.12, 2.14 and 2.15. Without one, a run is slower or a
-guard is missing; only plans need fake tensors. nn.Module's `_parameters`, `_buffers` and `_modules`, which its
-documentation explains to authors of modules, may be used anywhere.
+Each was tested with torch 2.13, and the wheels of 2.11, 2.12, 2.14 and 2.15 have it. Without one, a run is slower or a
+guard is missing; only plans need fake tensors. The `_parameters`, `_buffers` and `_modules` of nn.Module, on which many
+libraries rely, may be used anywhere.
 """
 
 from __future__ import annotations
