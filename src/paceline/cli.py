@@ -33,7 +33,7 @@ COMMANDS = {
     "sweep": "train a recipe with several values of its keys, and compare the runs",
     "replay": "repeat a step that was not finite, from the bundle that the run saved",
     "results": "compare the metrics of runs; write them to a CSV or XLSX table",
-    "report": "write one HTML page on a run, or on several that are compared; or watch a run in the browser",
+    "report": "write one HTML page on a run, or on several that are compared",
     "convert": "convert a weights file (.pth, .pt, .bin) to safetensors, or a configuration of Pet to a recipe",
     "recipes": "list the recipes that ship with the package, or print one",
     "slurm": "print a Slurm job script that requeues itself at the time limit",
