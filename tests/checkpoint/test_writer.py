@@ -199,7 +199,7 @@ def test_what_cannot_be_saved_is_refused_at_once_and_mistakes_of_ours_are_raised
     with pytest.raises(TypeError, match="when"):
         saver.start(1, {}, {"when": object()}, {})
     assert (saver.last_step, saver.finish()) == (None, [])
-    monkeypatch.setattr(saver.store, "_rotate", lambda keep: 1 / 0)
+    monkeypatch.setattr(saver.store, "_rotate", lambda *_: 1 / 0)
     saver.start(2, {}, {}, {})
     with pytest.raises(ZeroDivisionError):
         saver.finish()

@@ -200,7 +200,7 @@ class Seen:
     (tmp_path / "runs/own/predictions").touch()
     answer = paceline(tmp_path, "eval", "runs/own")
     assert (answer.returncode, answer.stdout.splitlines()) == (2, lines)
-    assert "runs/own/predictions/val.csv: predictions cannot be written (" in answer.stderr
+    assert "runs/own/predictions/val.csv: the prediction cannot be written (" in answer.stderr
 
 
 def test_check_tries_the_last_and_smallest_update(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ def sample(kind: str, folder: Path, number: int = 8, seed: int = 0) -> int:
 
 def read(part: dict[str, Any]) -> SplitLoader:
     """What a recipe's data.train or data.val stands for."""
-    transforms = []
-    for each in part.pop("transforms"):
-        arguments = {"name": each} if isinstance(each, str) else dict(each)
-        transforms.append(_make("transform", arguments.pop("name"), arguments))
-    return SplitLoader(_make("dataset", part.pop("dataset"), part), transforms, 0)
+    written = [{"name": each} if isinstance(each, str) else dict(each) for each in part.pop("transforms")]
+    dataset = _make("dataset", part.pop("dataset"), part)
+    transforms = [_make("transform", each.pop("name"), each) for each in written]
+    if joints := getattr(dataset, "joints", None):
+        transforms = [replace(each, pairs=joints.pairs) if hasattr(each, "pairs") else each for each in transforms]
+    return SplitLoader(dataset, transforms, 0)
 
 
 def _make(kind: str, name: str, arguments: dict[str, Any]) -> Any:

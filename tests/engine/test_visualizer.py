@@ -23,6 +23,7 @@ from paceline.engine.visualizer import Visualizer, visualize_samples
 from paceline.loggers.events import Event, Logger, LoggerGroup, Note, Visualized
 from paceline.losses.classification import CrossEntropy
 from paceline.tasks.classification import Classification
+from paceline.tasks.task import Task
 from paceline.visualize.grid import Panel
 from paceline.visualize.image import Image
 
@@ -47,12 +48,11 @@ class Diary(Logger):
 class Drawing(Classification):
     """Draws as a test says; how many is not said."""
 
-    num_visualized: int
+    num_visualized = Task.num_visualized
 
     def __init__(self, draw: Draw) -> None:
         super().__init__({"cross_entropy": CrossEntropy()}, {"cross_entropy": 1.0}, CLASSES, top_k=(1,))
         self._draw = draw
-        del self.num_visualized
 
     def draw(self, batch: Batch, predictions: Tensor | None, index: int) -> list[Panel]:
         return list(self._draw(batch, predictions, index))

@@ -49,7 +49,7 @@ print("answer", code, "torch" in sys.modules, getattr(options, "device_notes", "
 @pytest.mark.parametrize(
     ("processes", "variables", "answer"),
     [
-        (2, {}, f"paceline {__version__}\nanswer 0 True none\n"),
+        (2, {}, f"paceline {__version__}\nanswer 0 False none\n"),
         (1, {}, "answer None False ['process 0 on device 5']\n"),
         (2, {"RANK": "0", "WORLD_SIZE": "1"}, "answer None False ['process 0 on device 5']\n"),
     ],

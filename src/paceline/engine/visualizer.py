@@ -30,7 +30,6 @@ Panels = dict[int, list[Panel]]
 """What was drawn of each sample, by its id."""
 
 NUM_WORST = 12
-_NUM_VISUALIZED = 8
 _MAX_SIDE = 512  # pixels of a panel
 
 
@@ -122,7 +121,7 @@ def visualize_evaluation(run: Run, split: str, tables: dict[str, Any], drawn: Dr
 
 
 def _num_visualized(run: Run) -> int:
-    return getattr(run.task, "num_visualized", _NUM_VISUALIZED) if run.visualize else 0
+    return run.task.num_visualized if run.visualize else 0
 
 
 def _draw_grid(name: str, samples: Sequence[Sequence[Panel]]) -> dict[str, Image]:

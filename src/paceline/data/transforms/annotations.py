@@ -114,7 +114,7 @@ def flip_keypoints(keypoints: Floats, width: int, pairs: Pairs) -> Floats:
     """Keypoints [..., J, 3] flipped horizontally; those of each pair exchange their numbers."""
     if pairs is None:
         raise DataError(
-            "keypoints cannot be flipped: the data set does not say which are left and right; set its `pairs`"
+            "keypoints cannot be flipped: the data set does not say which are left and right; set its `flip_pairs`"
         )
     order = list(range(keypoints.shape[-2]))
     for left, right in pairs:
