@@ -37,6 +37,7 @@ LANGUAGES = {"console", "bash", "yaml", "json", "python", "text"}
 RUN = {
     "README.md": "tests/test_readme.py",
     "docs/data.md": "tests/test_data_docs.py",
+    "docs/eject.md": "tests/test_eject_docs.py",
     "docs/extending.md": "tests/test_extending_docs.py",
     "docs/python.md": "tests/test_python_docs.py",
     "docs/tutorial.md": "tests/test_tutorial.py",

@@ -28,7 +28,9 @@ BASES = {
     "masked_autoencoder": "mae_fashion",
 }
 """The recipe that a part of one belongs to, by task; others belong to quickstart."""
-OTHER_PROGRAMS = {"cd", "docker", "done", "for", "git", "kubectl", "pip", "python", "sbatch", "source", "tensorboard"}
+OTHER_PROGRAMS = {
+    "cd", "docker", "done", "for", "git", "kubectl", "pip", "python", "sbatch", "source", "tensorboard", "torchrun",
+}  # fmt: skip
 """What may stand beside `paceline` and `make` in a block of commands; it is not run here."""
 
 
@@ -82,7 +84,7 @@ def check_command(words: list[str], folder: Path, makefile: str) -> None:
     elif program != "paceline":
         assert program in OTHER_PROGRAMS, words
     else:
-        options = _parse(arguments)
+        options = _parse(arguments[: arguments.index(">")] if ">" in arguments else arguments)
         reference = getattr(options, "recipe", None)
         if reference and not getattr(options, "use", None) and (recipe := _recipe(reference, folder)):
             for overrides in _expanded(options.overrides, options.command):

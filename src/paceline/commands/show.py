@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Print the resolved recipe, the model, the parameter groups, the batch and the learning rate."""
-    builder, run, missing = _build(read_recipe(options))
+    builder, run, missing = build_assumed(read_recipe(options))
     for note in missing:
         print(f"warning: {note}", file=sys.stderr)
     if options.plot:
@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _build(checked: CheckedRecipe) -> tuple[SurrogateBuilder, Run, list[str]]:
+def build_assumed(checked: CheckedRecipe) -> tuple[SurrogateBuilder, Run, list[str]]:
     """The run, and what it lacks: without its data it is built for data that is made up, without weights for random."""
     from paceline.recipe.build_data import make_split_loaders
 

@@ -58,7 +58,7 @@ def make_optimizer(
         raise ValueError("there is nothing to train: all parameters are frozen")
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
     options |= {"lr": lr, "weight_decay": weight_decay}
-    if not _accepts(optimizer, "weight_decay"):
+    if not accepts(optimizer, "weight_decay"):
         _check_no_decay(optimizer, groups, weight_decay)
         del options["weight_decay"]
     return construct(optimizer, [dict(group) for group in groups], **options)
@@ -105,7 +105,8 @@ def _init_momentum(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
                     state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def _accepts(optimizer: OptimizerFactory, name: str) -> bool:
+def accepts(optimizer: OptimizerFactory, name: str) -> bool:
+    """Whether an optimizer takes an argument of this name."""
     parameters = signature_of(optimizer).parameters
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 

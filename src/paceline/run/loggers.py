@@ -55,7 +55,8 @@ def open_directory(run: Run) -> None:
     sinks.append(ConfusionFile(run.out / "tables", getattr(run.task, "classes", [])))
     about_start = environment() | {"higher_is_better": expected_directions(run)}
     sinks.append(StartsFile(run.out / "logs" / "starts.jsonl", about_start))
-    sinks.append(ReportFile(run.out, partial(_warn, run)))
+    if run.info.recipe_yaml:
+        sinks.append(ReportFile(run.out, partial(_warn, run)))
     run.logger = LoggerGroup([*sinks, *_trackers(run)])
 
 

@@ -103,7 +103,7 @@ def closing_lines(run: Run, seconds: float) -> list[str]:
         "report": run.out / "report.html",
     }
     lines += [f"{name:<12} {path}" for name, path in places.items() if path.exists()]
-    return [*lines, f"evaluate it with: {command_line('eval', run.out)}"]
+    return [*lines, f"evaluate it with: {command_line('eval', run.out)}"] if run.info.recipe_yaml else lines
 
 
 def _last_and_best(run: Run) -> dict[str, Mapping[str, float]]:

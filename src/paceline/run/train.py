@@ -141,6 +141,8 @@ def _print_finished(run: Run) -> None:
     if run.world.is_main:
         done = f"{run.progress.step} of {run.progress.total_steps} steps are done"
         print(f"{run.out} is finished: {done}", file=sys.stderr)
+        if not run.info.recipe_yaml:  # no command can read it
+            return
         hint = f"evaluate it with: {command_line('eval', run.out)}"
         print(f"{hint}; start over with --fresh; or increase train.epochs", file=sys.stderr)
 
@@ -207,7 +209,8 @@ def _logged(run: Run, notes: list[str]) -> Iterator[None]:
 
 def _how_to_go_on(run: Run) -> str:
     if step_folders(run.store.root):
-        return f"the state is saved in {run.out}; run the same command to resume, or {command_line('train', run.out)}"
+        other = f", or {command_line('train', run.out)}" if run.info.recipe_yaml else ""
+        return f"the state is saved in {run.out}; run the same command to resume{other}"
     return f"nothing was saved in {run.out} yet; run the same command to start again"
 
 
