@@ -13,7 +13,6 @@ from pycocotools.coco import COCO
 
 from paceline.core.errors import DataError
 from paceline.data.datasets.coco import Coco
-from paceline.data.datasets.detection import read_json
 from paceline.data.io.mask import decode_runs, encode_runs
 
 HEIGHT, WIDTH = 30, 40
@@ -255,6 +254,7 @@ def test_a_panoptic_file_is_named(tmp_path: Path) -> None:
         (content() | {"images": {}}, "has no list 'images'"),
         (content() | {"images": []}, "the list 'images' is empty"),
         (content() | {"categories": []}, "the list 'categories' is empty"),
+        (content() | {"images": content()["images"] * 2}, "image has the same id as another: 7, 12, 30"),
         (
             content() | {"categories": [{"id": 3, "name": "a"}, {"id": 90, "name": "a"}]},
             "two categories are called 'a'",
@@ -306,14 +306,32 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_what_is_not_wanted_of_a_large_file_is_not_kept(tmp_path: Path, encoding: str) -> None:
-    path = tmp_path / "instances.json"
-    path.write_text(json.dumps(content()), encoding=encoding)
-    without = content()
-    for each in without["annotations"]:
-        del each["segmentation"]
-    assert read_json(path) == content()
-    assert read_json(path, leave_out="segmentation") == without
+def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    path = write(tmp_path, content())
+    expected = [Coco(tmp_path, "instances.json", masks=True, keypoints=True).read(row) for row in range(3)]
+    monkeypatch.setattr("paceline.data.io.json_file._BLOCK", 50)
+    path.write_text(json.dumps(content(), indent=1), encoding=encoding)
+    dataset = Coco(tmp_path, "instances.json", masks=True, keypoints=True)
+    for row in range(3):
+        sample = dataset.read(row)
+        for name in ("image_id", "boxes", "classes", "crowd", "area", "masks", "keypoints"):
+            assert np.array_equal(sample[name], expected[row][name]), name
+
+
+def test_an_annotation_far_behind_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.data.io.json_file._BLOCK", 50)
+    whole = content()
+    whole["annotations"] += [annotation(number, 7, 3, [1, 1, 5, 5]) for number in range(20, 90)]
+    del whole["annotations"][55]["id"]
+    whole["annotations"][70]["area"] = "big"
+    path = write(tmp_path, whole)
+    with pytest.raises(DataError) as caught:
+        Coco(tmp_path, "instances.json")
+    assert str(caught.value).split("; ")[:-1] == [
+        f"{path}: 2 problems",
+        "annotation has a wrong 'area', Input should be a valid number: 86 ('big')",
+        "annotation has no 'id': number 56 of the list",
+    ]
 
 
 def test_a_file_beyond_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -270,26 +269,3 @@ def read_names(
     if not names:
         raise DataError(f"{path}: names no images")
     return [name for _, name in names]
-
-
-def read_json(path: Path, leave_out: str = "") -> Any:
-    """What a JSON file holds, without the key `leave_out` of its objects; one missing or damaged is a DataError."""
-
-    def without(entry: dict[str, Any]) -> dict[str, Any]:
-        entry.pop(leave_out, None)
-        return entry
-
-    try:
-        with open_regular(path) as file:
-            # Polygons that nobody asked for are freed at once: of a file of COCO's they are most of the memory.
-            return json.loads(file.read(), object_hook=without if leave_out else None)
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON, or damaged ({error})") from error
-    except MemoryError as error:
-        size = f"{path.stat().st_size / 1e9:.1f} GB"
-        advice = "divide it, or read it on a machine with more memory"
-        raise DataError(f"{path}: its {size} need more memory than there is; {advice}") from error

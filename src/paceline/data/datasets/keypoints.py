@@ -17,10 +17,11 @@ from paceline.core.registry import register
 from paceline.core.regular_file import open_regular
 from paceline.data.argument_types import ClassNames, KeypointPairs, Name, SplitShares
 from paceline.data.batch import KeypointNames, Sample
-from paceline.data.datasets.detection import DetectionDataset, at_most, list_names, read_json, read_names, write_objects
+from paceline.data.datasets.detection import DetectionDataset, at_most, list_names, read_names, write_objects
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name
 from paceline.data.io.image import EXTENSIONS, MAX_PIXELS
+from paceline.data.io.json_file import read_json
 
 _LSP = [
     *("right_ankle", "right_knee", "right_hip", "left_hip", "left_knee", "left_ankle", "right_wrist", "right_elbow"),
