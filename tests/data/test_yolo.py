@@ -72,6 +72,10 @@ def test_outlines_and_confidences(root: Path) -> None:
 POSE_3D = "0 .5 .5 .2 .2 .45 .45 2 .55 .45 1 .45 .55 0 .55 .55 2"  # 4 keypoints: as many numbers as an outline has
 POSE_2D = "0 .5 .5 .2 .2 .45 .45 .55 .45 .5 .55"
 POSE_ODD = "0 .5 .5 .2 .2 .45 .45 1 .55 .45 1 .5 .55 0"
+POSES = {
+    3: ("1 .5 .5 .5 .5 .25 .5 2 .75 .25 1 0 0 0", [[10, 10, 2], [30, 5, 1], [0, 0, 0]]),
+    2: ("1 .5 .5 .5 .5 .25 .5 .75 .25 -1 -1", [[10, 10, 2], [30, 5, 2], [0, 0, 0]]),
+}
 SHAPES = [(POSE_3D, [4, 3]), (POSE_2D, [3, 2]), (POSE_ODD, [3, 3])]
 
 
@@ -85,6 +89,53 @@ def test_the_box_before_keypoints_is_read(root: Path, line: str, shape: list[int
     number = 5 + (shape[0] + 1) * shape[1]
     with pytest.raises(DataError, match=rf"{number} numbers .*kpt_shape.*labels/train/a\.txt line 1"):
         Yolo(root / "data.yaml", kpt_shape=[shape[0] + 1, shape[1]])
+
+
+@pytest.mark.parametrize("columns", POSES)
+def test_keypoints_become_pixels(root: Path, columns: int) -> None:
+    line, expected = POSES[columns]
+    (root / "labels/train/a.txt").write_text(f"{line}\n0 .5 .5 0 0 {line[13:]}\n0 .5 .5 1 1\n{line}\n")
+    (root / "data.yaml").write_text(YAML + f"kpt_shape: [3, {columns}]\nflip_idx: [1, 0, 2]\n")
+    data = Yolo(root / "data.yaml", keypoints=True)
+    assert data.joints == (["0", "1", "2"], [(0, 1)], [])
+    assert data.read(0)["keypoints"].tolist() == [expected, [[0] * 3] * 3, expected]  # the empty box is left out
+    assert data.read(1)["keypoints"].shape == (0, 3, 3)
+    alone = Yolo(root / "data.yaml", keypoints=True, per_object=True)
+    assert [alone.path(row).name for row in range(len(alone))] == ["a.png", "a.png"]
+    assert alone.read(1)["keypoints"].tolist() == [expected]
+    assert alone.read(1)["boxes"].tolist() == [[10, 5, 30, 15]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("kpt_shape: [17, 3]", ("nose", [(1, 2), (3, 4)], 19)),
+        (
+            "kpt_shape: [2, 3]\nkpt_names: {0: [left_ear, right_ear], 1: [left_ear, right_ear]}",
+            ("left_ear", [(0, 1)], 0),
+        ),
+        ("kpt_shape: [2, 3]\nkpt_names: [a, b]\nflip_idx: [0, 1]", ("a", [], 0)),
+        ("kpt_shape: [2, 3]\nkpt_names: {0: [a, b], 1: [b, a]}", "`kpt_names` is .*, expected 2 names"),
+        ("kpt_shape: [2, 3]\nflip_idx: [1, 2]", "`flip_idx` is .*, expected each number from 0 to 1 once"),
+        ("kpt_shape: [0, 0]", "has no keypoints; set `kpt_shape"),
+        ("", "has no keypoints; set `kpt_shape"),
+    ],
+)
+def test_the_names_of_keypoints(root: Path, text: str, expected: str | tuple[str, list[tuple[int, int]], int]) -> None:
+    (root / "labels/train/a.txt").write_text("")
+    (root / "data.yaml").write_text(YAML + text)
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=rf"data\.yaml: {expected}"):
+            Yolo(root / "data.yaml", keypoints=True)
+        return
+    joints = Yolo(root / "data.yaml", keypoints=True).joints
+    assert joints is not None
+    assert (joints.names[0], joints.pairs[:2], len(joints.limbs)) == expected
+
+
+def test_classes_without_names_are_numbered(root: Path) -> None:
+    (root / "data.yaml").write_text("train: images/train\nnc: 3\n")
+    assert Yolo(root / "data.yaml").classes == ["class_0", "class_1", "class_2"]
 
 
 @pytest.mark.parametrize(

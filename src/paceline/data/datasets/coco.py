@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from paceline.core.arguments import Count, CountOrZero, KeyOf, Requires
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import ClassNames, Name, SplitShares
-from paceline.data.batch import RAGGED, KeypointNames, Sample
+from paceline.data.batch import KeypointNames, Sample
 from paceline.data.datasets.coco_file import CocoFile
 from paceline.data.datasets.detection import BadBoxes, DetectionDataset
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
@@ -72,9 +69,8 @@ class Coco(DetectionDataset):
         self.category_ids: list[int] = index.facts["category_ids"]
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"]) if keypoints else None
         self._masks = index.rows("mask") if masks else None
-        self._chosen: NDArray[np.int64] | None = None
         if per_object:
-            self._part, self._chosen = self._divide()
+            self._divide_by_object()
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, its size and id, and the boxes, classes and so on of its objects."""
@@ -84,22 +80,10 @@ class Coco(DetectionDataset):
         if (image.height, image.width) != (height, width):
             says = f"{self.annotations} says {width}×{height} of image {number}"
             raise DataError(f"{self._files.path(row)}: is {image.width}×{image.height}, but {says}; repair either")
-        which = self._span(row)
+        which = self._span(index)
         if self._masks is not None:
             runs = [self._masks[place].tobytes() for place in range(which.start, which.stop)]
             sample["masks"] = decode_runs(runs, height, width)
         if self.joints is not None:
             sample["keypoints"] = self._index["keypoints"][which].copy()
-        if self._chosen is not None:
-            place = int(self._chosen[index]) - which.start
-            sample = {name: value[place : place + 1] if name in RAGGED else value for name, value in sample.items()}
         return {**sample, "image_id": number}
-
-    def _divide(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The image and the number of each object that is a sample of its own."""
-        starts, rows = self._index["starts"].astype(np.int64), np.asarray(self._part)
-        objects = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows])
-        owners = np.repeat(rows, starts[rows + 1] - starts[rows])
-        is_labeled = (self._index["keypoints"][objects, :, 2] > 0).any(1)
-        kept = is_labeled & (self._index["crowd"][objects] == 0)
-        return owners[kept], objects[kept]

@@ -45,6 +45,9 @@ class DetectionDataset(FileDataset):
     `annotations` is the file that all objects are in.
     """
 
+    _chosen: NDArray[np.int64] | None = None
+    """The object of each sample, where each object is one."""
+
     def __init__(
         self,
         index: MappedArrays,
@@ -73,7 +76,7 @@ class DetectionDataset(FileDataset):
         row = int(self._part[index])
         image = Encoded.read(self._files.checked(row), self.max_pixels)
         size = np.array([image.height, image.width], np.int64)
-        which = self._span(row)
+        which = self._span(index)
         return {
             "image": image,
             "boxes": self._index["boxes"][which].copy(),
@@ -83,9 +86,21 @@ class DetectionDataset(FileDataset):
             "size": size,
         }
 
-    def _span(self, row: int) -> slice:
-        """The objects of the image in a row."""
+    def _span(self, index: int) -> slice:
+        """The rows of a sample's objects."""
+        if self._chosen is not None:
+            return slice(int(self._chosen[index]), int(self._chosen[index]) + 1)
+        row = int(self._part[index])
         return slice(*self._index["starts"][row : row + 2].tolist())
+
+    def _divide_by_object(self) -> None:
+        """Make each object with labeled keypoints a sample of its own; crowds are left out."""
+        starts, rows = self._index["starts"].astype(np.int64), np.asarray(self._part)
+        objects = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows])
+        owners = np.repeat(rows, starts[rows + 1] - starts[rows])
+        is_labeled = (self._index["keypoints"][objects, :, 2] > 0).any(1)
+        kept = is_labeled & (self._index["crowd"][objects] == 0)
+        self._part, self._chosen = owners[kept], objects[kept]
 
 
 class BoxObject(NamedTuple):
@@ -96,6 +111,8 @@ class BoxObject(NamedTuple):
     box: Sequence[float]
     place: str
     is_crowd: bool = False
+    keypoints: Sequence[float] = ()
+    """x, y and visibility of each."""
 
 
 def write_objects(
@@ -121,7 +138,11 @@ def write_objects(
 
 
 def write_boxes(
-    builder: IndexBuilder, objects: Sequence[BoxObject], sizes: NDArray[np.int64], policy: BadBoxes
+    builder: IndexBuilder,
+    objects: Sequence[BoxObject],
+    sizes: NDArray[np.int64],
+    policy: BadBoxes,
+    num_keypoints: int = 0,
 ) -> None:
     """Write objects, in the order of their images, whose heights and widths are `sizes` [N, 2]; bad boxes are noted."""
     images = np.array([each.image for each in objects], np.int64)
@@ -133,6 +154,9 @@ def write_boxes(
     labels = np.array([each.label for each in objects], np.int64)[kept]
     is_crowd = np.array([each.is_crowd for each in objects], np.bool_)[kept]
     write_objects(builder, len(sizes), images[kept], checked.boxes, labels, is_crowd)
+    if num_keypoints:
+        values = [objects[row].keypoints or [0.0] * 3 * num_keypoints for row in np.flatnonzero(kept).tolist()]
+        builder.append("keypoints", np.array(values, np.float32).reshape(-1, num_keypoints, 3))
 
 
 class CheckedBoxes(NamedTuple):

@@ -120,7 +120,7 @@ class Keypoints(DetectionDataset):
             raise DataError(
                 f"{self.path(index)}: all of its keypoints lie outside the image, which is {width}×{height}"
             )
-        keypoints = self._index["keypoints"][self._span(int(self._part[index]))].copy()
+        keypoints = self._index["keypoints"][self._span(index)].copy()
         return {**sample, "boxes": boxes, "area": sides[:, 0] * sides[:, 1], "keypoints": keypoints}
 
 

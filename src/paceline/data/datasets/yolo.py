@@ -12,14 +12,15 @@ import numpy as np
 import yaml
 from pydantic import Field
 
-from paceline.core.arguments import Count, CountOrZero
+from paceline.core.arguments import Count, CountOrZero, Requires
 from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import open_regular, why_no_file
 from paceline.core.text import join_first
 from paceline.data.argument_types import Name
-from paceline.data.batch import Sample
+from paceline.data.batch import KeypointNames, Sample
 from paceline.data.datasets.detection import BadBoxes, BoxObject, DetectionDataset, Problems, write_boxes
+from paceline.data.datasets.keypoints import find_flip_pairs, known_keypoints
 from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import files_below
 from paceline.data.index.index import IndexBuilder, open_index
@@ -30,13 +31,15 @@ _EXPECTED = "expected a class and the shares x, y, width, height of a box, or x,
 _ROUNDING = 0.01  # by which a point of an outline may lie outside its image
 _MOST = 0.9
 _EXPECTED_SHAPE = "expected [keypoints, 2 or 3], such as [17, 3], or [0, 0] for outlines"
+_MAX_CLASSES = 100_000
+_COCO_PERSON = 17  # keypoints
 _SAY_WHICH = "set `kpt_shape: [keypoints, 2 or 3]`, or `kpt_shape: [0, 0]` for outlines"
 
 KeypointShape = Annotated[Sequence[CountOrZero], Field(min_length=2, max_length=2)]
 """How many keypoints follow each box, and how many numbers each of them has."""
 
 
-@register.dataset("yolo")
+@register.dataset("yolo", checks=[Requires("per_object", "keypoints")])
 class Yolo(DetectionDataset):
     """The images of a split of a YOLO data set, in the order of their names, with the boxes of their label files.
 
@@ -44,9 +47,11 @@ class Yolo(DetectionDataset):
     several. The label file of images/…/a.jpg is labels/…/a.txt, or else lies beside the image. With `labels`, a folder
     in the root, it lies there, in as many of the image's folders as there are. An image without one has no objects. A
     line is a class and the center, width and height of a box as shares of the image, or the points of an outline, whose
-    box is taken. Keypoints behind a box are passed over: `kpt_shape`, here or in the YAML file, says how many there are
-    and how many numbers each has, where [0, 0] says that longer lines are outlines. Files outside `root`, the folder of
-    the YAML file unless given, are refused unless `follow_links`.
+    box is taken. `kpt_shape`, here or in the YAML file, says how many keypoints follow a box and how many numbers each
+    has, where [0, 0] says that longer lines are outlines. Keypoints are passed over without `keypoints`; with
+    `per_object`, each object that has some is a sample of its own, as pose networks take them. `flip_idx` and
+    `kpt_names` of the YAML file are theirs. Files outside `root`, the folder of the YAML file unless given, are refused
+    unless `follow_links`.
     """
 
     def __init__(
@@ -59,6 +64,8 @@ class Yolo(DetectionDataset):
         max_pixels: Count = MAX_PIXELS,
         labels: Name | None = None,
         kpt_shape: KeypointShape | None = None,
+        keypoints: bool = False,
+        per_object: bool = False,
     ) -> None:
         self.file = Path(root or "", file)
         base = Path(root) if root is not None else self.file.parent
@@ -69,7 +76,7 @@ class Yolo(DetectionDataset):
         def build(builder: IndexBuilder) -> None:
             builder.watch(self.file, by_content=True)
             content = _read_yaml(self.file)
-            names = _class_names(self.file, content.get("names"))
+            names = _class_names(self.file, content)
             images = _find_images(self.file, base, content, split, inside, builder)
             files = _find_labels(self.file, images, None if labels is None else base / labels, builder)
             shape = content.get("kpt_shape") if kpt_shape is None else list(kpt_shape)
@@ -78,25 +85,34 @@ class Yolo(DetectionDataset):
             objects = _Lines(self.file, names, shape).read(base, files)
             builder.facts["classes"] = names
             builder.append_texts("file", [os.fsencode(os.path.relpath(image, base)) for image in images])
-            write_boxes(builder, objects, np.full((len(images), 2), _UNIT), bad_boxes)
+            joints = _keypoint_names(self.file, content, shape) if keypoints else None
+            builder.facts["keypoint_names"] = joints
+            count = len(joints.names) if joints else 0
+            write_boxes(builder, objects, np.full((len(images), 2), _UNIT), bad_boxes, count)
 
         if not self.file.is_file():
             raise DataError(f"{self.file}: {why_no_file(self.file)}; expected the YAML file of a YOLO data set")
         arguments = {"file": self.file.name, "split": split, "bad_boxes": bad_boxes, "links": follow_links}
-        arguments |= {"labels": labels, "kpt_shape": kpt_shape and list(kpt_shape)}
+        arguments |= {"labels": labels, "kpt_shape": kpt_shape and list(kpt_shape), "keypoints": keypoints}
         index = open_index(base, "yolo", arguments, build)
         super().__init__(index, base, inside, max_pixels, self.file)
+        self.joints = KeypointNames.from_json(index.facts["keypoint_names"]) if keypoints else None
+        if per_object:
+            self._divide_by_object()
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the images to a fingerprint, and what is known of their objects."""
         digest.files(self._files.folder, self._files.names(self._part), "images")
-        for name in ("starts", "boxes", "classes", "crowd"):
+        for name in ("starts", "boxes", "classes", "crowd", *(["keypoints"] if self.joints else [])):
             digest.array(name, self._index[name])
 
     def open(self, index: int) -> Sample:
-        """The image, not decoded yet, its size, and the boxes, classes, crowd flags and areas of its objects."""
+        """The image, not decoded yet, its size, and the boxes, classes and so on of its objects."""
         sample = super().open(index)
         height, width = sample["size"].tolist()
+        if self.joints is not None:
+            shares = self._index["keypoints"][self._span(index)]
+            sample["keypoints"] = shares * np.array([width, height, 1], np.float32)
         boxes = sample["boxes"] / np.float32(_UNIT) * np.array([width, height, width, height], np.float32)
         sides = boxes[:, 2:] - boxes[:, :2]
         return {**sample, "boxes": boxes, "area": sides[:, 0] * sides[:, 1]}
@@ -113,8 +129,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def _class_names(path: Path, names: Any) -> list[str]:
-    """The names, which are a list or numbered from 0."""
+def _class_names(path: Path, content: dict[str, Any]) -> list[str]:
+    """The names, which are a list or numbered from 0; without any, those of `nc` classes."""
+    names, count = content.get("names"), content.get("nc")
+    if names is None and type(count) is int and 0 < count <= _MAX_CLASSES:
+        return [f"class_{number}" for number in range(count)]
     if isinstance(names, dict) and sorted(names, key=str) == sorted(range(len(names)), key=str):
         names = [names[number] for number in range(len(names))]
     if not isinstance(names, list) or not names or not all(isinstance(name, str | int) for name in names):
@@ -166,6 +185,26 @@ def _is_keypoint_shape(shape: Any) -> bool:
     if not isinstance(shape, list) or [type(number) for number in shape] != [int, int]:
         return False
     return shape == [0, 0] or (shape[0] > 0 and shape[1] in (2, 3))
+
+
+def _keypoint_names(path: Path, content: dict[str, Any], shape: Sequence[int] | None) -> KeypointNames:
+    """The keypoints as `kpt_names` calls them, or else as those of COCO's persons if there are 17, or by number.
+
+    Those of left and right are a pair as `flip_idx` has them, or else as their names tell.
+    """
+    if not shape or not shape[0]:
+        raise DataError(f"{path}: has no keypoints; {_SAY_WHICH.partition(',')[0]}, or leave out `keypoints`")
+    count, flips, given = shape[0], content.get("flip_idx"), content.get("kpt_names")
+    lists = list(given.values()) if isinstance(given, dict) else [given]
+    known = known_keypoints(count) if count == _COCO_PERSON else None
+    names = lists[0] if given else known.names if known else [str(number) for number in range(count)]
+    if not isinstance(names, list) or len(names) != count or any(each != lists[0] for each in lists):
+        raise DataError(f"{path}: `kpt_names` is {given!r:.60}, expected {count} names, the same for each class")
+    if flips is not None and (not isinstance(flips, list) or sorted(flips, key=str) != sorted(range(count), key=str)):
+        raise DataError(f"{path}: `flip_idx` is {flips!r:.60}, expected each number from 0 to {count - 1} once")
+    names = [str(name) for name in names]
+    pairs = [(place, other) for place, other in enumerate(flips or ()) if place < other]
+    return KeypointNames(names, find_flip_pairs(names) if flips is None else pairs, known.limbs if known else [])
 
 
 def _find_labels(path: Path, images: list[Path], folder: Path | None, builder: IndexBuilder) -> list[Path | None]:
@@ -229,18 +268,17 @@ class _Lines:
             for number, line in enumerate(text.splitlines(), 1):
                 place = f"{os.path.relpath(file or base, base)} line {number}"
                 if line.strip() and (found := self._parse(line, place)) is not None:
-                    label, box = found
-                    objects.append(
-                        BoxObject(row, label, [_UNIT * each for each in box], f"{place} ({self._names[label]})")
-                    )
+                    label, box, keypoints = found
+                    corners, where = [_UNIT * each for each in box], f"{place} ({self._names[label]})"
+                    objects.append(BoxObject(row, label, corners, where, keypoints=keypoints))
         if len(self._lengths) == 1 and len(self._maybe_poses) >= _MOST * self._num_outlines:
             for place in self._maybe_poses:
                 self._problems.add(f"lines that may be outlines or boxes with keypoints ({_SAY_WHICH})", place)
         self._problems.refuse(_EXPECTED)
         return objects
 
-    def _parse(self, line: str, place: str) -> tuple[int, list[float]] | None:
-        """The class and the corners of the box in a line, as shares of the image; None if it has a problem."""
+    def _parse(self, line: str, place: str) -> tuple[int, list[float], list[float]] | None:
+        """The class, the corners of the box and the keypoints in a line, as shares; None if it has a problem."""
         try:
             label, *numbers = map(float, line.split())
         except ValueError:
@@ -258,9 +296,21 @@ class _Lines:
             self._problems.add(problem, place)
             return None
         if len(numbers) > 5 and not any(self._shape or ()):
-            return int(label), [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])]
+            return int(label), [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])], []
         x, y, width, height = numbers[:4]
-        return int(label), [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+        return int(label), [x - width / 2, y - height / 2, x + width / 2, y + height / 2], self._keypoints(numbers[4:])
+
+    def _keypoints(self, numbers: list[float]) -> list[float]:
+        """x, y and visibility of each keypoint; zeros where it is not labeled."""
+        if len(numbers) < 2:
+            return []
+        columns = self._shape[1] if self._shape else 3
+        found = []
+        for place in range(0, len(numbers), columns):
+            x, y, shown, *_ = (*numbers[place : place + columns], 2.0)
+            is_labeled = shown > 0 and (columns == 3 or min(x, y) >= 0)
+            found += [x, y, 1.0 if shown == 1 else 2.0] if is_labeled else [0.0, 0.0, 0.0]
+        return found
 
     def _problem_of_many(self, numbers: list[float], place: str) -> str:
         """What is wrong with more numbers than a box has: the points of an outline, or a box and its keypoints."""
