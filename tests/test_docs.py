@@ -53,6 +53,7 @@ RUN = {
     "docs/plan.md": "tests/test_plan_docs.py",
     "docs/coming-from/pet.md": "tests/convert/test_foreign_config.py",
     "docs/coming-from/dali-json.md": "tests/convert/test_foreign_config.py",
+    "docs/coming-from/ultralytics.md": "tests/convert/test_yolo_data.py",
 }
 """Pages whose commands or code a test runs for real."""
 OWN_RECIPES = {"docs/data.md", "docs/extending.md", "docs/zh/data.md", "docs/zh/extending.md"}

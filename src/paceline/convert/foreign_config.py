@@ -76,6 +76,11 @@ class ForeignConfig:
         except ValidationError as error:
             raise recipe_error(problems_of(error, section, document.tree), document) from None
 
+    @property
+    def source(self) -> str:
+        """The path of the file."""
+        return self._document.values[()].source
+
     def has(self, key: str) -> bool:
         """Whether the file has a key."""
         return tuple(key.split(".")) in self._document.values

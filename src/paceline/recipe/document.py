@@ -112,10 +112,13 @@ def dotted(path: KeyPath) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
-def read_document(path: Path, display: str | None = None) -> Document:
-    """Read a YAML or JSON file, or raise all of its problems; `display` is the name they use."""
+def read_document(path: Path, display: str | None = None, any_keys: bool = False) -> Document:
+    """Read a YAML or JSON file, or raise all of its problems; `display` is the name they use.
+
+    With `any_keys`, those that are numbers become text.
+    """
     source = display or str(path)
-    document = compose(_read_text(path, source), source, is_json=path.suffix.lower() == ".json")
+    document = compose(_read_text(path, source), source, is_json=path.suffix.lower() == ".json", any_keys=any_keys)
     if document.tree is None:
         raise RecipeError(f"{source}: the file is empty; a recipe is a mapping of keys to values")
     if not isinstance(document.tree, dict):
@@ -192,7 +195,9 @@ def _origin_after(before: str, source: str) -> Origin:
     return Origin(source, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 
-def compose(text: str, source: str, label: str | None = None, is_json: bool = False) -> Document:
+def compose(
+    text: str, source: str, label: str | None = None, is_json: bool = False, any_keys: bool = False
+) -> Document:
     """Parse one document; an empty text gives None. With `label`, problems have that instead of their place."""
     if is_json:
         text = _as_yaml(text, source)
@@ -202,7 +207,7 @@ def compose(text: str, source: str, label: str | None = None, is_json: bool = Fa
         if 0xDC80 <= code <= 0xDCFF:  # a byte of a command line
             message = f"not UTF-8 text (byte 0x{code - 0xDC00:02x}), as recipes are; use a link, for example"
         raise RecipeError(f"{label or _origin_after(text[: control.start()], source)}: {message}")
-    composer = _Composer(text, source, label, is_json)
+    composer = _Composer(text, source, label, is_json, any_keys)
     try:
         composer.read_stream()
     except _Stop:
@@ -221,10 +226,10 @@ class _Stop(Exception):  # noqa: N818 - control flow
 class _Composer:
     """Follows the parser's events and collects problems."""
 
-    def __init__(self, text: str, source: str, label: str | None, is_json: bool) -> None:
+    def __init__(self, text: str, source: str, label: str | None, is_json: bool, any_keys: bool) -> None:
         self.document = Document(None)
         self.problems: list[str] = []
-        self._source, self._label, self._is_json = source, label, is_json
+        self._source, self._label, self._is_json, self._any_keys = source, label, is_json, any_keys
         self._events: Iterator[Any] = yaml.parse(text, Loader=_Loader)
         self._anchors: dict[str, tuple[KeyPath, Any]] = {}
         self._open: set[str] = set()
@@ -300,7 +305,7 @@ class _Composer:
         if is_plain and text == "<<":
             self._problem(event, "merge keys (<<) are not supported; use extends, or repeat the values")
             return stand_in
-        if is_plain and not isinstance(resolve_scalar(text), str):
+        if is_plain and not (self._any_keys and text) and not isinstance(resolve_scalar(text), str):
             self._problem(event, f'key {text} is not a string; quote it: "{text}"' if text else "a key is missing")
             return stand_in
         return text
