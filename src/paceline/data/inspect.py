@@ -212,7 +212,6 @@ def _histogram(rows: NDArray[np.uint8]) -> Counts:
 
 
 CELL = 240
-_MAX_WIDTH = 1296  # five cells
 
 
 @dataclass
@@ -237,7 +236,7 @@ class ContactSheet:
 
     def draw(self, title: str) -> Image:
         """Return the whole sheet as an image."""
-        return image_grid([[panel] for panel in self.panels], title, _MAX_WIDTH)
+        return image_grid([[panel] for panel in self.panels], title)
 
 
 def draw_sample(sample: Sample, side: int, classes: Sequence[str], joints: KeypointNames | None = None) -> Image:

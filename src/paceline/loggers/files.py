@@ -1,7 +1,9 @@
-"""Files of a run directory: its state, its logs, its starts and confusion matrices; and atomic appends."""
+"""Files of a run directory: its state, its logs, its starts and tables by class; and atomic appends."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import platform
@@ -20,6 +22,7 @@ from typing import Any
 from paceline.core.atomic_write import replace_file, write_all
 from paceline.core.process import num_cores
 from paceline.core.regular_file import open_regular, read_json
+from paceline.core.text import as_cell
 from paceline.loggers.events import Ended, Evaluated, Event, Logged, Logger, Started
 from paceline.loggers.messages import lines_of
 
@@ -219,6 +222,32 @@ class ConfusionFile(Logger):
         table = {"step": event.step, "classes": self._classes, "counts": event.confusion}
         content = json.dumps(table, ensure_ascii=False).encode(errors="backslashreplace")
         replace_file(self._folder / f"{event.split}{_CONFUSION}", content, is_durable=False)
+
+
+class ClassTable(Logger):
+    """Writes the last metrics of single classes of each split to `SPLIT-per_class.csv`: a class a row."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def handle(self, event: Event) -> None:
+        if not isinstance(event, Evaluated):
+            return
+        rows: dict[str, dict[str, float]] = {}
+        for name, value in event.metrics.items():
+            metric, dot, of_class = name.partition(".")
+            if dot:
+                rows.setdefault(of_class, {})[metric] = value
+        if not rows:
+            return
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        metrics = list(dict.fromkeys(metric for row in rows.values() for metric in row))
+        table.writerow(["class", *metrics])
+        table.writerows([as_cell(name), *(row.get(metric, "") for metric in metrics)] for name, row in rows.items())
+        self._folder.mkdir(exist_ok=True)
+        content = text.getvalue().encode(errors="backslashreplace")
+        replace_file(self._folder / f"{event.split}-per_class.csv", content, is_durable=False)
 
 
 def read_confusion(folder: Path) -> dict[str, dict[str, Any]]:

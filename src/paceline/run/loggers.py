@@ -11,7 +11,7 @@ from paceline.core.atomic_write import remove_partial_files, replace_file
 from paceline.engine.run import Run
 from paceline.loggers.console import Console
 from paceline.loggers.events import Logger, LoggerGroup, Note
-from paceline.loggers.files import ConfusionFile, LogFile, StartsFile, StatusFile, environment
+from paceline.loggers.files import ClassTable, ConfusionFile, LogFile, StartsFile, StatusFile, environment
 from paceline.loggers.jsonl import JsonlLogger, read_records, truncate_after
 from paceline.loggers.results import About, ResultsRow
 from paceline.loggers.tensorboard import TensorBoardLogger, rebuild
@@ -52,7 +52,7 @@ def open_directory(run: Run) -> None:
     if run.info.results:
         about = About(run.name, run.info.task, run.info.model)
         sinks.append(ResultsRow(run.info.results, run.out, about, partial(_warn, run)))
-    sinks.append(ConfusionFile(run.out / "tables", getattr(run.task, "classes", [])))
+    sinks += [ConfusionFile(run.out / "tables", getattr(run.task, "classes", [])), ClassTable(run.out / "tables")]
     about_start = environment() | {"higher_is_better": expected_directions(run)}
     sinks.append(StartsFile(run.out / "logs" / "starts.jsonl", about_start))
     if run.info.recipe_yaml:

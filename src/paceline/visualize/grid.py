@@ -21,6 +21,7 @@ _MIN_CELL = 96  # narrower cells have no room for captions
 _SWATCH = 13
 _BEHIND_CLASSES = 1 << 20
 _FRAMES, _FRAME_GAP = 4, 2
+_SCREEN = 1.6  # how much wider than high
 
 
 class LegendEntry(NamedTuple):
@@ -54,20 +55,19 @@ def class_legend(ids: npt.ArrayLike, classes: Sequence[str]) -> tuple[LegendEntr
     return (*known, LegendEntry(_BEHIND_CLASSES, "ignored", None)) if len(known) < len(found) else tuple(known)
 
 
-def image_grid(samples: Sequence[Sequence[Panel]], title: str = "", max_width: int = 1072) -> Image:
-    """Lay out panels in rows of equal length; the panels of one sample stay side by side.
+def image_grid(samples: Sequence[Sequence[Panel]], title: str = "") -> Image:
+    """Lay out panels in rows of equal length, so that the page is nearly as wide and high as a screen.
 
-    What would be more than twice as high as wide may be a third wider than `max_width`.
+    The panels of one sample stay side by side.
     """
     panels_per_sample = max(map(len, samples))
     cell = max(_MIN_CELL, *(max(panel.image.shape[:2]) for panels in samples for panel in panels))
-    height = max(panel.image.shape[0] for panels in samples for panel in panels) + _MARGIN
+    height = max(panel.image.shape[0] for panels in samples for panel in panels) + _MARGIN + _GAP + _CAPTION_SIZE
     unit = panels_per_sample * (cell + _MARGIN)
-    fitting = max(1, (max_width - _MARGIN) // unit)
-    if math.ceil(len(samples) / fitting) * height > 2 * fitting * unit:
-        fitting = max(1, (max_width * 4 // 3 - _MARGIN) // unit)
-    per_row = math.ceil(len(samples) / math.ceil(len(samples) / fitting))
-    width = per_row * panels_per_sample * (cell + _MARGIN) + _MARGIN
+    even = {math.ceil(len(samples) / num_rows) for num_rows in range(1, len(samples) + 1)}
+    shapes = {number: number * unit / (math.ceil(len(samples) / number) * height) for number in even}
+    per_row = min(even, key=lambda number: abs(math.log(shapes[number] / _SCREEN)))
+    width = per_row * unit + _MARGIN
     rows = [
         _draw_row([panel for panels in samples[start : start + per_row] for panel in panels], cell, width)
         for start in range(0, len(samples), per_row)
