@@ -307,9 +307,9 @@ class _Lines:
         columns = self._shape[1] if self._shape else 3
         found = []
         for place in range(0, len(numbers), columns):
-            x, y, shown, *_ = (*numbers[place : place + columns], 2.0)
-            is_labeled = shown > 0 and (columns == 3 or min(x, y) >= 0)
-            found += [x, y, 1.0 if shown == 1 else 2.0] if is_labeled else [0.0, 0.0, 0.0]
+            x, y, visibility, *_ = (*numbers[place : place + columns], 2.0)
+            is_labeled = visibility > 0 and (columns == 3 or min(x, y) >= 0)
+            found += [x, y, 1.0 if visibility == 1 else 2.0] if is_labeled else [0.0, 0.0, 0.0]
         return found
 
     def _problem_of_many(self, numbers: list[float], place: str) -> str:
