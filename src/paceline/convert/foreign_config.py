@@ -66,6 +66,7 @@ class ForeignConfig:
 
     def __init__(self, document: Document, section: type[Arguments]) -> None:
         self.tree: dict[str, Any] = document.tree
+        self.source = document.values[()].source
         self._document = document
         self._read: set[KeyPath] = set()
         self._remarks: list[tuple[Origin, str]] = []
@@ -75,11 +76,6 @@ class ForeignConfig:
             self._checked = section.model_validate_json(json.dumps(document.tree))
         except ValidationError as error:
             raise recipe_error(problems_of(error, section, document.tree), document) from None
-
-    @property
-    def source(self) -> str:
-        """The path of the file."""
-        return self._document.values[()].source
 
     def has(self, key: str) -> bool:
         """Whether the file has a key."""

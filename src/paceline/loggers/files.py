@@ -240,11 +240,10 @@ class ClassTable(Logger):
                 rows.setdefault(of_class, {})[metric] = value
         if not rows:
             return
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        metrics = list(dict.fromkeys(metric for row in rows.values() for metric in row))
-        table.writerow(["class", *metrics])
-        table.writerows([as_cell(name), *(row.get(metric, "") for metric in metrics)] for name, row in rows.items())
+        text, metrics = io.StringIO(), dict.fromkeys(metric for row in rows.values() for metric in row)
+        table = csv.DictWriter(text, ["class", *metrics], lineterminator="\n")
+        table.writeheader()
+        table.writerows({"class": as_cell(name), **row} for name, row in rows.items())
         self._folder.mkdir(exist_ok=True)
         content = text.getvalue().encode(errors="backslashreplace")
         replace_file(self._folder / f"{event.split}-per_class.csv", content, is_durable=False)

@@ -107,9 +107,8 @@ class CocoFile:
         with json_errors(path), open_regular(path) as file:
             lists = JsonLists(file)
             parts, content = ("categories", "images", "annotations"), lists.content
-            lacking = [
-                name for name in parts if not isinstance(content, dict) or not isinstance(content.get(name), list)
-            ]
+            found = content if isinstance(content, dict) else {}
+            lacking = [name for name in parts if not isinstance(found.get(name), list)]
             if lacking:
                 expected = f"expected an object with the lists {', '.join(parts)}"
                 raise DataError(f"{path}: has no list {', '.join(map(repr, lacking))}; {expected}")
@@ -216,9 +215,8 @@ class CocoFile:
 
     def _check_references(self, kind: str, known: Mapping[int, Any], found: NDArray[np.int64]) -> None:
         """Add the annotations whose category or image is not in the file, not even as a wrong entry."""
-        unknown = [
-            number for number in np.unique(found) if number not in known and str(number) not in self._wrong[kind]
-        ]
+        distinct = [number for number in np.unique(found) if number not in known]
+        unknown = [number for number in distinct if str(number) not in self._wrong[kind]]
         for row in np.flatnonzero(np.isin(found, unknown)).tolist():
             what = f"annotation has a {kind}_id that no {kind} has"
             self._problems.add(what, f"{self.annotations.id[row]} ({found[row]})")
@@ -234,13 +232,7 @@ class CocoFile:
             raise DataError(f"{self.path}: has no category {unknown[0]!r}; it has {', '.join(by_name)}")
         return [by_name[name] for name in classes or by_name]
 
-    def write(
-        self,
-        builder: IndexBuilder,
-        chosen: list[_Category],
-        keep_empty: bool,
-        bad_boxes: BadBoxes,
-    ) -> int:
+    def write(self, builder: IndexBuilder, chosen: list[_Category], keep_empty: bool, bad_boxes: BadBoxes) -> int:
         """Write the images and the objects of the chosen categories; how many images there are."""
         names = _keypoint_names(self.path, chosen) if self._with_keypoints else None
         rows, others = self._rows_of(chosen)
@@ -269,17 +261,16 @@ class CocoFile:
         ids = [category.id for category in chosen]
         classes = np.argsort(ids)[np.searchsorted(ids, found.category_id[rows], sorter=np.argsort(ids))]
         area = found.area[rows].astype(np.float32)
-        write_objects(
-            builder, len(used), np.searchsorted(used, images), checked.boxes, classes, found.crowd[rows], area
-        )
+        crowd, owners = found.crowd[rows], np.searchsorted(used, images)
+        write_objects(builder, len(used), owners, checked.boxes, classes, crowd, area)
         builder.append("sizes", sizes[used])
         builder.append("image_ids", np.array([files[row].id for row in used], np.int64))
         if self._with_masks:
             builder.append_texts("mask", [found.masks[row] for row in rows])
         if names is not None:
             builder.append("keypoints", self._read_keypoints(rows, len(names.names)))
-        builder.facts |= {"classes": [each.name for each in chosen], "category_ids": ids}
-        builder.facts["keypoint_names"] = names
+        words = [each.name for each in chosen]
+        builder.facts |= {"classes": words, "category_ids": ids, "keypoint_names": names}
         return len(used)
 
     def _rows_of(self, chosen: list[_Category]) -> tuple[NDArray[np.int64], int]:

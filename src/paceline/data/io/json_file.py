@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -19,10 +20,10 @@ from paceline.core.regular_file import open_regular
 _BLOCK = 1 << 24
 _BLANK = b" \t\r\n"
 _LIST = ord("[")
-_QUOTE, _BACKSLASH = 2, 3
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_QUOTE = 2
 _KINDS = np.zeros(256, np.int8)  # 1 opens, -1 closes
-for _characters, _kind in ((b"[{", 1), (b"]}", -1), (b'"', _QUOTE), (b"\\", _BACKSLASH)):
-    _KINDS[list(_characters)] = _kind
+_KINDS[list(b'[{]}"')] = 1, 1, -1, -1, _QUOTE
 _IS_SPECIAL = _KINDS != 0
 
 
@@ -108,7 +109,7 @@ def _find_lists(file: BinaryIO) -> list[list[int]]:
     begin, depth, in_text, in_list = 0, 0, False, False
     file.seek(0)
     while block := file.read(_BLOCK):
-        while block.endswith(b"\\") and (more := file.read(1)):  # so that no escape lies in two blocks
+        while block.endswith(b"\\") and (more := file.read(1)):  # so that no escape is in two blocks
             block += more
         places, steps, in_text = _brackets(block, in_text)
         depths = depth + np.cumsum(steps, dtype=np.int64)
@@ -131,16 +132,9 @@ def _find_lists(file: BinaryIO) -> list[list[int]]:
 
 def _brackets(block: bytes, in_text: bool) -> tuple[NDArray[np.int64], NDArray[np.int8], bool]:
     """Where brackets outside of texts are, 1 for each that opens and -1 that closes, and whether a text goes on."""
-    data = np.frombuffer(block, np.uint8)
+    data = np.frombuffer(_ESCAPE.sub(b"..", block), np.uint8)
     places = np.flatnonzero(_IS_SPECIAL[data])
     kinds = _KINDS[data[places]]
-    backslashes = places[kinds == _BACKSLASH]
-    is_quote = kinds == _QUOTE
-    if len(backslashes):
-        numbers = np.arange(len(backslashes))
-        is_first = np.diff(backslashes, prepend=-2) > 1
-        in_row = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))
-        is_quote &= ~np.isin(places, backslashes[in_row % 2 == 0] + 1)  # every other one escapes what follows it
-    num_quotes = np.cumsum(is_quote) + in_text
-    outside = (abs(kinds) == 1) & (num_quotes % 2 == 0)
+    num_quotes = np.cumsum(kinds == _QUOTE) + in_text
+    outside = (kinds != _QUOTE) & (num_quotes % 2 == 0)
     return places[outside], kinds[outside], bool(num_quotes[-1] % 2) if len(places) else in_text
