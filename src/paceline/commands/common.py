@@ -115,17 +115,6 @@ def run_directory(reference: str) -> Path | None:
     return run_recipe(place).parent
 
 
-def is_in_use(run: Path) -> bool:
-    """Whether a process works on a run."""
-    from paceline.run.directory import check_free
-
-    try:
-        check_free(run)
-    except UsageError:
-        return True
-    return False
-
-
 def use_modules(names: Sequence[str], reference: str) -> None:
     """Import the user's modules: those of `--use`, and those of the recipe or run that a command line names."""
     from paceline.recipe.load import load

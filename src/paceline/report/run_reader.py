@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -13,13 +12,12 @@ from pathlib import Path
 import PIL.Image
 
 from paceline.core.errors import DataError, UsageError
-from paceline.core.file_lock import is_seen_everywhere, try_lock
 from paceline.core.regular_file import open_regular, read_json
 from paceline.core.text import doubled_loss, evenly_spaced
 from paceline.data.skip_list import parse_skipped
 from paceline.loggers.files import read_confusion, read_starts
 from paceline.loggers.jsonl import RecordReader
-from paceline.loggers.results import read_main_metric
+from paceline.loggers.results import read_main_metric, read_state
 from paceline.report.history import History, Json, Point, expectations, is_number, judge, thinned
 from paceline.report.run_folders import data_of, is_run, read_recipe
 
@@ -186,27 +184,13 @@ def _rounded(value: float | None, digits: int = 6) -> float | None:
 def _read_status(folder: Path) -> Json:
     status = read_json(folder / "status.json")
     status = status if isinstance(status, dict) else {}
-    state, reason = status.get("state"), status.get("reason")
+    reason = status.get("reason")
     numbers = {name: status.get(name) for name in ("step", "total_steps", "epoch")}
     return {
-        "state": _state(folder, state) if isinstance(state, str) else "unknown",
+        "state": read_state(folder),
         "reason": reason if isinstance(reason, str) else None,
         **{name: value if is_number(value) else None for name, value in numbers.items()},
     }
-
-
-def _state(folder: Path, state: str) -> str:
-    """The state in `status.json`; "killed" if it is "running" and its lock is held by no process anywhere."""
-    if state != "running" or not is_seen_everywhere(folder):
-        return state
-    try:
-        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return "killed"
-    try:
-        return "killed" if try_lock(descriptor, shared=True) else state
-    finally:
-        os.close(descriptor)
 
 
 def _recipe_lines(path: Path) -> Iterator[tuple[str, str]]:
