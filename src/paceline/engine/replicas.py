@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from paceline.core.torch_private import is_compiled
-from paceline.engine.stateful import KeptState, Parts
+from paceline.engine.stateful import CONTAINERS, KeptState, Parts
 from paceline.metrics.metric import Metric
 from paceline.tasks.task import Task
 
-_OF_MODULES = vars(nn.Module()).keys()
-_CONTAINERS = (list, dict, set)
 _STATELESS = {"paceline", "timm", "torch", "torchvision"}  # whose functions keep nothing between calls
 
 
@@ -32,29 +30,13 @@ class Replica(NamedTuple):
     parts: Parts
 
 
-class KeptReplica(KeptState):
-    """What a replica remembers beside its weights, attributes included, also one level inside lists and dicts.
+def keep_replica(replica: Replica) -> KeptState:
+    """What a replica remembers beside its weights.
 
-    It is the same before every batch, so that no metric depends on which batches a replica has seen before.
+    It is restored before every batch, so that no metric depends on which batches a replica has seen before.
     """
-
-    def __init__(self, replica: Replica) -> None:
-        modules = [each for top in _modules(replica) for each in top.modules()]
-        super().__init__(modules, replica.parts)
-        self._owners = [vars(each) for each in (*modules, replica.task) if hasattr(each, "__dict__")]
-        self._attributes = [{key: own[key] for key in own.keys() - _OF_MODULES} for own in self._owners]
-        values = [value for own in self._attributes for value in own.values()]
-        self._containers = [(value, copy.copy(value)) for value in values if type(value) in _CONTAINERS]
-
-    def restore(self) -> None:
-        for own, before in zip(self._owners, self._attributes, strict=True):
-            for key in own.keys() - _OF_MODULES - before.keys():
-                del own[key]
-            own.update(before)
-        for container, before in self._containers:
-            container.clear()
-            (container.extend if isinstance(container, list) else container.update)(before)
-        super().restore()
+    modules = [each for top in _modules(replica) for each in top.modules()]
+    return KeptState(modules, replica.parts, owners=[*modules, replica.task])
 
 
 def make_replicas(original: Replica, number: int) -> list[Replica]:
@@ -104,4 +86,4 @@ def _is_shared(function: Any) -> bool:
 def _has_shared_container(part: object) -> bool:
     """Whether its class, a user's, has a list, dict or set, which all copies would share."""
     users = [each for each in type(part).__mro__[:-1] if each.__module__.partition(".")[0] not in _STATELESS]
-    return any(type(value) in _CONTAINERS for each in users for name, value in vars(each).items() if name[:1] != "_")
+    return any(type(value) in CONTAINERS for each in users for name, value in vars(each).items() if name[:1] != "_")

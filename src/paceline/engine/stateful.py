@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from paceline.core.world import World
 from paceline.metrics.metric import pack, unpack
 
 Parts = Mapping[str, Stateful]
+CONTAINERS = (list, dict, set)
+_OF_MODULES = vars(nn.Module()).keys()
 _SKELETON = "~skeleton"  # no name of a tensor in a state: their tildes are followed by digits
 
 
@@ -46,14 +48,34 @@ def buffers_of(modules: Iterable[nn.Module]) -> list[tuple[dict[str, Tensor | No
 
 
 class KeptState:
-    """The buffers of modules, and the state of losses and the task, as they are now: for passes that do not count."""
+    """The buffers of modules, and the state of losses and the task, as they are now: for passes that do not count.
 
-    def __init__(self, modules: Iterable[nn.Module], parts: Parts) -> None:
+    With `owners`, also their attributes, and what is one level inside those that are lists, dicts and sets. As a
+    context, it restores everything at its end.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], parts: Parts, owners: Iterable[object] = ()) -> None:
         self._parts, self._state = parts, copy_state(parts)
         self._buffers = [(owner, name, buffer, buffer.clone()) for owner, name, buffer in buffers_of(modules)]
+        own = [vars(each) for each in owners if hasattr(each, "__dict__")]
+        self._attributes = [(held, {key: held[key] for key in held.keys() - _OF_MODULES}) for held in own]
+        values = [value for _, before in self._attributes for value in before.values()]
+        self._containers = [(value, copy.copy(value)) for value in values if type(value) in CONTAINERS]
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        self.restore()
 
     def restore(self) -> None:
         """Make everything as it was."""
+        for held, before in self._attributes:
+            for key in held.keys() - _OF_MODULES - before.keys():
+                del held[key]
+            held.update(before)
+        for container, content in self._containers:
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(content)
         for owner, name, buffer, value in self._buffers:
             buffer.copy_(value)
             owner[name] = buffer  # a forward pass may have put another tensor in its place
@@ -67,16 +89,6 @@ class KeptState:
                 torch.where(chosen, value, buffer, out=buffer)
         if self._parts and is_skipped:
             load_state(self._parts, self._state)
-
-
-@contextmanager
-def unchanged(parts: Parts, model: nn.Module | None = None) -> Iterator[None]:
-    """A context for passes that do not count: the state of all parts is restored, and the buffers of the model."""
-    kept = KeptState(model.modules() if model else (), parts)
-    try:
-        yield
-    finally:
-        kept.restore()
 
 
 def share_state(parts: Parts, world: World) -> None:
