@@ -36,7 +36,6 @@ COMMANDS = {
     "report": "write one HTML page on a run, or on several that are compared",
     "convert": "convert a weights file (.pth, .pt, .bin) to safetensors, or a configuration of Pet to a recipe",
     "recipes": "list the recipes that ship with the package, or print one",
-    "slurm": "print a Slurm job script that requeues itself at the time limit",
     "schema": "print the JSON Schema of recipes, for editors",
 }
 

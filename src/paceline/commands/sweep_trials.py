@@ -89,7 +89,7 @@ class SweepFile:
         return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
     def _refresh(self, trial: Trial) -> None:
-        """Take the state from the run directory, where a job of Slurm or a user may have continued the run."""
+        """Take the state from the run directory, where a user may have continued the run."""
         found = read_state(self.folder(trial))
         if found == "finished":
             trial.state, trial.exit_code, trial.reason = "finished", 0, None
