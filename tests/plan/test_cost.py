@@ -84,7 +84,6 @@ def test_a_size_says_nothing_about_speed_and_the_machine_does() -> None:
     ("strategy", "parts"),
     [
         ("ddp", 2),  # gradients: reduced, and gathered
-        ("{name: ddp, compression: bf16}", 1),
         ("fsdp", 2 * 3 + 1),  # parameters for two passes of three micro-batches, gradients once
         ("{name: fsdp, parameters: bf16}", 3 + 1),
         ("zero", 1 + 1),

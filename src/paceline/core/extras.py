@@ -10,7 +10,6 @@ _PACKAGES = {
     "excel": ["openpyxl"],
     "mlflow": ["mlflow"],
     "onnx": ["onnx", "onnxscript", "onnxruntime"],
-    "pandas": ["pandas"],
     "video": ["av"],
     "wandb": ["wandb"],
 }

@@ -27,7 +27,7 @@ def sent_bytes(train: Train, model: nn.Module, processes: int, micro_batches: in
     parameters = list(model.parameters())
     gathered = sum(_size(each, options.get("parameters")) for each in parameters)
     learning = [each for each in parameters if each.requires_grad]
-    reduced = sum(_size(each, options.get("gradients", options.get("compression"))) for each in learning)
+    reduced = sum(_size(each, options.get("gradients")) for each in learning)
     if strategy in ("auto", "ddp") and train.reproducible != "world":
         total = 2 * reduced
     elif strategy == "fsdp":
