@@ -1,10 +1,10 @@
-"""Curves, as images and as characters, and stacked bars."""
+"""Curves, as images and as characters."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from paceline.visualize.charts import draw_curves, draw_stacked_bars, terminal_curve
+from paceline.visualize.charts import draw_curves, terminal_curve
 from paceline.visualize.colors import TEXT, class_color
 
 
@@ -45,17 +45,3 @@ def test_peaks_of_many_values_stay_visible() -> None:
     values[503] = 3.0
     lines = terminal_curve(values, width=10, height=1)
     assert lines == ["3 ┤     █    "]
-
-
-def longest_gap(limit: float) -> int:
-    """The most pixels in a row that the line of the limit does not cover, of a bar whose total is 1.45."""
-    image = draw_stacked_bars(["only"], {"activations": [1.45]}, "title", "GiB", limit).astype(int)
-    is_red = np.abs(image - (0xCC, 0x33, 0x11)).sum(axis=2) < 30
-    line = is_red[:, is_red[: len(image) // 2].sum(axis=0).argmax()]
-    (places,) = np.nonzero(line)
-    return int(np.diff(places).max())
-
-
-def test_the_line_of_the_limit_is_behind_a_total_that_it_runs_through() -> None:
-    apart, through = longest_gap(1.0), longest_gap(1.47)
-    assert through > apart + 4  # more than between two dashes

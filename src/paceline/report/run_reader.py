@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import PIL.Image
 
@@ -51,7 +52,7 @@ def read_run(folder: Path, max_image_bytes: int) -> Json:
         **_curves(history),
         **main,
         "data": data_of(tree, main["main"]["split"]),
-        "expect": expectations(history, tree.get("expect"), higher, main["main"]),
+        "expect": _expectations(history, tree.get("expect"), higher, main["main"]),
         **_tables(history, {main["best"]["step"]} if main["best"] else set()),
         "confusion": read_confusion(folder / "tables"),
         "images": _read_images(folder / "images", max_image_bytes * 3 // 4),
@@ -60,6 +61,12 @@ def read_run(folder: Path, max_image_bytes: int) -> Json:
         "starts": starts[-_MAX_STARTS:],
         "skipped": _read_skipped(folder / "skipped.jsonl"),
     }
+
+
+def _expectations(history: History, expect: Any, higher: Any, main: Json) -> list[Json]:
+    known = {main["metric"]: main["is_higher_better"]} | (higher if isinstance(higher, dict) else {})
+    metrics = {split: each["metrics"] for split, each in history.last().items()}
+    return expectations(expect if isinstance(expect, dict) else {}, metrics, known)
 
 
 def _curves(history: History) -> Json:
