@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.core.extras import missing_extra
+from paceline.core.errors import missing_extra
 
 OPTIONAL = ("av", "openpyxl", "onnx", "onnxscript", "onnxruntime", "wandb", "mlflow", "nvidia.dali")
 

@@ -4,14 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.plan.communication import LINK_EFFICIENCY, NETWORK, communication_seconds, sent_bytes
 from paceline.plan.cost import (
     BANDWIDTH_EFFICIENCY,
     COMPUTE_EFFICIENCY,
     LAUNCH_SECONDS,
+    LINK_EFFICIENCY,
+    NETWORK,
     CostCounter,
     OperatorCost,
     StepCost,
+    communication_seconds,
+    sent_bytes,
 )
 from paceline.plan.devices import Speed, device_at_hand, parse_device
 from paceline.recipe.load import load

@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.errors import RecipeError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import RecipeError, missing_extra
 from paceline.launch.environment import find_place
 
 if TYPE_CHECKING:

@@ -27,9 +27,8 @@ from paceline.data.rng import derive
 from paceline.data.sampler import BatchSlice, evaluation_slices, rank_slices
 from paceline.data.skip_list import Skipped
 from paceline.engine.predictions import make_writers
-from paceline.engine.replicas import Replica, keep_replica, make_replicas
 from paceline.engine.run import EvaluationSet, Run
-from paceline.engine.stateful import KeptState
+from paceline.engine.stateful import KeptState, Replica, keep_replica, make_replicas
 from paceline.engine.visualizer import Drawn, Visualizer
 from paceline.engine.watchdog import EVALUATING
 from paceline.loggers.events import EvaluationProgress, Snapshot

@@ -25,9 +25,9 @@ from paceline.data.split_loader import SplitLoader
 from paceline.engine.loss_accumulator import LossAccumulator, read_columns
 from paceline.engine.state import RunState
 from paceline.engine.stateful import KeptState
-from paceline.engine.timing import StepTimer
 from paceline.engine.watchdog import Heartbeat, NoHeartbeat
 from paceline.loggers.events import LoggerGroup, Note
+from paceline.loggers.meters import StepTimer
 from paceline.models.freezing import Freezing
 from paceline.optim.clipping import Clip, NoClip, Norm
 from paceline.optim.lr_scheduler import LRChangeLog, Scheduler

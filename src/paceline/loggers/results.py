@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from paceline.checkpoint.best import best_step
 from paceline.core.atomic_write import sync_folder, write_all
-from paceline.core.errors import DataError, PacelineError, UsageError, in_one_line
-from paceline.core.extras import missing_extra
+from paceline.core.errors import DataError, PacelineError, UsageError, in_one_line, missing_extra
 from paceline.core.file_lock import LOCK, is_at, is_held, lock_file
 from paceline.core.regular_file import open_regular, read_json
 from paceline.core.text import as_cell, from_cell, starts_formula

@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.core.cache_folder import cache_folders, make_private
 from paceline.core.errors import PacelineError, UsageError
+from paceline.core.temporary import cache_folders, make_private
 from paceline.recipe.document import COMMAND_LINE, Document, Origin, places
 from paceline.recipe.load import load
 from paceline.recipe.problems import near

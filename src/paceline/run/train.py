@@ -13,8 +13,7 @@ from typing import Any
 from paceline.checkpoint.best import best_step, resolve_best
 from paceline.checkpoint.reader import step_folders
 from paceline.core.agreement import decide
-from paceline.core.errors import Stopped, UsageError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import Stopped, UsageError, missing_extra
 from paceline.core.generators import unchanged_generators
 from paceline.core.regular_file import read_json
 from paceline.core.user_code import named_errors

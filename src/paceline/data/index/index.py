@@ -23,10 +23,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.cache_folder import cache_folders, make_private
 from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.file_lock import is_at, lock_file
 from paceline.core.regular_file import open_regular
+from paceline.core.temporary import cache_folders, make_private
 from paceline.core.text import join_first
 from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.data.rng import derive
