@@ -14,7 +14,7 @@ from support.waiting import TIMEOUT, wait_until
 
 from paceline.core.errors import DataError
 from paceline.data.index import index as index_module
-from paceline.data.index.index import IndexBuilder, clear_cache, open_index
+from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.mapped_arrays import MappedArrays
 
 LONG_AGO = 1_000_000_000_000_000_001
@@ -193,19 +193,6 @@ def test_what_is_not_used_for_long_is_removed(names: Names, own_cache: Path) -> 
     assert kept(own_cache) == sorted([*paths, left_over]), "nothing is removed unless something is written"
     last = names.open(size=3).path
     assert kept(own_cache) == sorted([paths[0], last])
-
-
-def test_the_cache_is_cleared(names: Names, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    indexes = [names.open(size=size) for size in range(3)]
-    size = sum(path.stat().st_size for path in kept(own_cache))
-    (own_cache / "mine.txt").touch()
-    assert clear_cache() == (3, size)
-    assert [path.name for path in own_cache.iterdir()] == ["mine.txt"], "other files stay as they are"
-    assert texts(indexes[0])[0] == b"b.jpg", "who has one open can go on reading it"
-    assert clear_cache() == (0, 0)
-    names.open(size=0)
-    assert names.calls == 4
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to others")

@@ -25,16 +25,6 @@ def test_curves_of_classes_have_their_colors_and_others_are_dark_and_thick() -> 
     assert len(rows[0]) > len(rows[1])
 
 
-def test_axes_can_be_logarithmic() -> None:
-    curve = {"loss": ([1e-5, 1e-3, 1e-1], [1.0, 2.0, 3.0])}
-    marks = []
-    for log_x in (False, True):
-        image = draw_curves(curve, "", "lr", "loss", log_x=log_x)
-        marks.append(np.nonzero((image == (31, 119, 180)).all(2).any(0))[0].mean())
-    assert marks[1] > 480 * 0.9, "evenly spread where the axis is logarithmic"
-    assert draw_curves(curve, "", "lr", "loss", log_y=True).shape == image.shape
-
-
 def test_a_terminal_shows_the_height_of_each_value() -> None:
     assert terminal_curve([0.5, 1, 2], height=2) == ["2 ┤  █", "0 ┤▄██"]
     assert terminal_curve([0, 0], height=1) == ["1 ┤  "]

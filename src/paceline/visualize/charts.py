@@ -25,8 +25,6 @@ def draw_curves(
     title: str,
     x_label: str,
     y_label: str,
-    log_x: bool = False,
-    log_y: bool = False,
     colors: Mapping[str, Color] | None = None,
 ) -> Image:
     """Plot curves on common axes, with a legend if there are several; beside those in `colors`, the others are dark."""
@@ -35,7 +33,6 @@ def draw_curves(
         style = {} if colors is None else _style(colors.get(name))
         axes.plot(xs, ys, label=name, **{"linewidth": 1.6} | style)
     axes.set(xlabel=x_label, ylabel=y_label)
-    axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
     axes.grid(alpha=0.25)
     if len(curves) > 1:
         axes.legend(frameon=False)

@@ -94,17 +94,6 @@ def open_index(
     )
 
 
-def clear_cache() -> tuple[int, int]:
-    """Remove all indexes; how many there were, and their bytes. Who has one open can go on reading it."""
-    count = size = 0
-    for path in [path for cache in cache_folders() for path in cache.glob("index-*")]:
-        with suppress(OSError):
-            size += path.stat().st_size
-            path.unlink()
-            count += 1
-    return count, size
-
-
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
