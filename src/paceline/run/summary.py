@@ -43,10 +43,8 @@ def _readers(run: Run) -> str:
         return "loaded in this process"
     if kind == "dali":
         return "loaded by DALI"
-    if workers is None:
-        kinds = {"thread": "threads", "process": "worker processes"}.get(kind, "threads or processes")
-        return f"number of {kinds} chosen by measuring"
-    return pluralize(workers, {"thread": "thread", "process": "worker process"}.get(kind, "reader"))
+    reader = {"thread": "thread", "process": "worker process"}.get(kind, "reader")
+    return f"a {reader} for each core" if workers is None else pluralize(workers, reader)
 
 
 def _computing(run: Run) -> list[str]:
