@@ -50,6 +50,7 @@ class DDPStrategy(SingleStrategy):
         self._world = world
         self._compression = compression
         self._options: dict[str, Any] = {
+            _SYNC_BUFFERS: False,
             "static_graph": static_graph,
             "find_unused_parameters": find_unused,
             "bucket_cap_mb": bucket_mb,
@@ -69,9 +70,7 @@ class DDPStrategy(SingleStrategy):
     def rewrap(self) -> None:
         """Wrap the model again, since the reducer only knows the parameters that learned when it was made."""
         device = [self._world.device.index] if self._world.device.type == "cuda" else None
-        self.network = DistributedDataParallel(
-            self.model, device, **{_SYNC_BUFFERS: False}, gradient_as_bucket_view=True, **self._options
-        )
+        self.network = DistributedDataParallel(self.model, device, gradient_as_bucket_view=True, **self._options)
         _compress(self.network, self._compression)
         self._is_warm = not self._needs_warm_up
         self._known = parameter_ids(self.model)
