@@ -39,9 +39,8 @@ _INTERRUPTED = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_recipe(parser, is_required=False)
+    add_recipe(parser)
     parser.add_argument("--split", metavar="SPLIT", help="train, val, test or test.NAME (default: all in the recipe)")
-    parser.add_argument("--clear-cache", action="store_true", help="remove all cached indexes; needs no recipe")
     parser.add_argument("--limit", type=int, metavar="N", help="inspect N evenly spaced samples of each split")
     parser.add_argument("--sheet", type=Path, metavar="FILE", help="file of the contact sheet (default: data-NAME.png)")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="write the samples into a pack instead")
@@ -54,8 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Inspect each split and print a report; the exit code is 3 if something is unreadable."""
     _check(options)
-    if options.clear_cache:
-        return _clear_cache(options.json)
     checked = read_data_recipe(options)
     known = list(checked.recipe.data.splits())
     splits = [options.split] if options.split else known
@@ -109,20 +106,7 @@ def open_split(checked: CheckedRecipe, split: str) -> SplitLoader:
     return make_split_loaders(context)[split]
 
 
-def _clear_cache(as_json: bool) -> int:
-    from paceline.data.index.index import clear_cache
-
-    count, size = clear_cache()
-    if as_json:
-        print_json({"removed": count, "bytes": size})
-    else:
-        print(f"removed {pluralize(count, 'index file')}, {size / 1e6:,.1f} MB; they are built again when needed")
-    return 0
-
-
 def _check(options: argparse.Namespace) -> None:
-    if options.recipe is None and not options.clear_cache:
-        raise UsageError("data needs a recipe, or --clear-cache")
     if options.size is not None and not options.pack:
         raise UsageError("--size is the size of images in a pack; give the file to write as --pack FILE")
     if options.limit is not None and options.limit < 1:
