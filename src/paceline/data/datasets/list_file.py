@@ -256,7 +256,6 @@ def _text(file: Path, line: int, label: Any) -> str:
 
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_MAX_CLASSES = 1 << 20
 _MANY = 100_000  # classes that hardly any list has
 
 
@@ -284,10 +283,6 @@ class LabelEncoder:
             advice = "save the list as UTF-8; it may be Latin-1 now (`iconv -f LATIN1 -t UTF-8`)"
             raise DataError(f"{at_line(self.path, line)}: the label {found!r} is not UTF-8; {advice}")
         if label not in self._numbers:
-            if len(self._lines) == _MAX_CLASSES:
-                raise DataError(
-                    f"{self.path}: more than {_MAX_CLASSES:,} different labels; name another `label` column"
-                )
             self._numbers[label] = len(self._lines)
             self._lines.append(line)
         return self._numbers[label]
@@ -315,7 +310,7 @@ class LabelEncoder:
     ) -> tuple[list[str], NDArray[np.int32]]:
         numbers = {int(label): label for label in self._numbers}
         least, largest = min(numbers), max(numbers)
-        most = min(_MAX_CLASSES, max(_MANY, 10 * num_samples)) if given is None else len(given)
+        most = max(_MANY, 10 * num_samples) if given is None else len(given)
         outside = next((number for number in (least, largest) if not 0 <= number - first < most), None)
         if outside is not None:
             samples = pluralize(num_samples, "sample")
