@@ -93,7 +93,7 @@ def test_what_there_is_is_counted(tmp_path: Path, run: Any) -> None:
     assert answer.train["mean"] == pytest.approx([2 / 3] * 3, abs=1e-15)
     assert answer.train["std"] == pytest.approx([(2 / 9) ** 0.5] * 3, abs=1e-15)
     assert answer.train["bad"] == []
-    assert answer.train["speed"]["bound"] in ("decode", "augment")
+    assert answer.train["samples_per_second"] > 0
     assert json.loads(answer.out)["sheet"] == "data-mine.png"
     assert Image.open(tmp_path / "data-mine.png").size[0] > 3 * CELL
 
