@@ -66,8 +66,6 @@ SENTENCES = {
     "label_separator": "What separates several labels of one sample.",
     "margin": "How far boxes reach beyond the joints, as a share of their longer side.",
     "masks": "Whether masks are read.",
-    "max_frames": "The most frames of a video that are decoded.",
-    "max_pixels": "The most pixels of an image; larger ones are an error.",
     "root": "The folder of the data set.",
     "skeleton": "Pairs of keypoints that are drawn as lines.",
     "split": "Which part of the data set.",

@@ -7,7 +7,6 @@ another may be partial.
 from __future__ import annotations
 
 import ast
-import json
 import re
 from functools import cache
 from pathlib import Path

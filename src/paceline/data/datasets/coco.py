@@ -27,7 +27,6 @@ from paceline.data.datasets.detection import (
 from paceline.data.datasets.keypoints import find_flip_pairs
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name
-from paceline.data.io.image import MAX_PIXELS
 from paceline.data.io.mask import decode_runs, encode_runs
 
 _MAX_SIZE = 1 << 31  # pixels
@@ -62,7 +61,6 @@ class Coco(DetectionDataset):
         keep_empty: bool = True,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
     ) -> None:
         root = Path(root)
         file = root / annotations
@@ -81,7 +79,7 @@ class Coco(DetectionDataset):
         arguments |= {"masks": masks, "keypoints": keypoints, "keep_empty": keep_empty}
         index = open_index(root, "coco", arguments | split_arguments(split_shares, split_seed), build)
         inside = None if follow_links else root
-        super().__init__(index, root / images, inside, max_pixels, file, split, split_shares)
+        super().__init__(index, root / images, inside, file, split, split_shares)
         self.category_ids: list[int] = index.facts["category_ids"]
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"]) if keypoints else None
         self._masks = index.rows("mask") if masks else None

@@ -51,7 +51,6 @@ class DetectionDataset(FileDataset):
         index: MappedArrays,
         folder: Path,
         inside: Path | None,
-        max_pixels: int,
         annotations: Path,
         split: str | None = None,
         shares: Mapping[str, float] | None = None,
@@ -59,7 +58,6 @@ class DetectionDataset(FileDataset):
         self.annotations = annotations
         self.classes: list[str] = index.facts["classes"]
         self.notes: list[str] = index.facts["notes"]
-        self.max_pixels = max_pixels
         self._index = index
         self._files = NamedFiles(index, "file", folder, inside)
         self._part = read_part(index, split, shares, len(self._files))
@@ -72,7 +70,7 @@ class DetectionDataset(FileDataset):
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, its size, and the boxes, classes, crowd flags and areas of its objects."""
         row = int(self._part[index])
-        image = Encoded.read(self._files.checked(row), self.max_pixels)
+        image = Encoded.read(self._files.checked(row))
         size = np.array([image.height, image.width], np.int64)
         which = self._span(row)
         return {

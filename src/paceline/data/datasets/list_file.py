@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.arguments import AtMostOneOf, Count, CountOrZero, KeyOf, Requires
+from paceline.core.arguments import AtMostOneOf, CountOrZero, KeyOf, Requires
 from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import why_no_file
@@ -40,7 +40,7 @@ from paceline.data.index.list_file import (
     encode_name,
     read_list,
 )
-from paceline.data.io.image import MAX_PIXELS, Encoded
+from paceline.data.io.image import Encoded
 
 LIST_CHECKS = [
     KeyOf("split", "split_shares"),
@@ -82,7 +82,6 @@ class ListFile(FileDataset):
         split_shares: SplitShares | None = None,
         split_seed: CountOrZero = 0,
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
         delimiter: Delimiter | None = None,
         label_from: Literal["column", "folder"] = "column",
         first_label: CountOrZero = 0,
@@ -92,7 +91,7 @@ class ListFile(FileDataset):
         stratify: bool = True,
     ) -> None:
         _check_arguments(label_from, {"label": label, "label_separator": label_separator}, fold, split)
-        self.file, self.max_pixels = Path(root or "", file), max_pixels
+        self.file = Path(root or "", file)
         self.root = Path(root) if root is not None else self.file.parent
         if not self.file.is_file():
             where = "; with `root`, `file` is looked for in it" if root is not None else ""
@@ -158,7 +157,7 @@ class ListFile(FileDataset):
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its label if the list has labels."""
-        return {"image": self._load(index, lambda path: Encoded.read(path, self.max_pixels))} | self._label(index)
+        return {"image": self._load(index, Encoded.read)} | self._label(index)
 
     def _load(self, index: int, load: Callable[[Path], Any]) -> Any:
         """What `load` gives for a file; an error names its line."""

@@ -19,7 +19,7 @@ from paceline.data.argument_types import Column
 
 Format = Literal["csv", "tsv", "json", "jsonl", "txt"]
 Line = tuple[int, list[Any]]
-"""The number of a line, or of an item of a JSON file, and its cells: text, in JSON any value, None for what is missing."""
+"""The number of a line, or of an item of a JSON file, and its cells: text, in JSON any value, or None if missing."""
 
 _FORMATS: dict[str, Format] = {
     ".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt", ".lst": "txt",
