@@ -53,9 +53,10 @@ def test_other_formats_are_never_reduced(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_found_as_early_as_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = photo(tmp_path / "image.jpg", 64, 96, "JPEG")
-    with monkeypatch.context() as patched, pytest.raises(DataError, match=r"image\.jpg: 96×64 is more than 100 pixels"):
+    with monkeypatch.context() as patched:
         patched.setattr(image_module, "MAX_PIXELS", 100)
-        Encoded.read(path)
+        with pytest.raises(DataError, match=r"image\.jpg: 96×64 is more than 100 pixels"):
+            Encoded.read(path)
     path.write_bytes(path.read_bytes()[:-20])
     encoded = Encoded.read(path)
     for size in ((0, 0), (8, 8)):

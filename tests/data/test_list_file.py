@@ -285,7 +285,7 @@ def test_a_list_is_split_at_random(root: Path) -> None:
             "line 1: has no 's', which all need"),
         ("list.jsonl", "[" * 100_000, {}, "line 1: not JSON"),
         ("list.jsonl", '{"image": 3}', {}, "line 1: column 'image' is 3, expected the name"),
-        ("list.jsonl", '{"file": "a.png"}', {}, "no column 'image' in its first object, which has file; name its column, as in `image: file`"),
+        ("list.jsonl", '{"file": "a.png"}', {}, "no column 'image' in its first object, which has file; name"),
         ("list.jsonl", '{"image": "a.png", "label": 1}\n{"image": "a.png"}', {}, "line 2: has no 'label', which"),
         ("list.jsonl", '{"image": "a.png", "label": 1.5}', {}, "the label is 1.5, expected a name or a whole number"),
         ("list.jsonl", '{"image": "a.png", "label": true}', {}, "the label is True, expected a name"),

@@ -95,7 +95,7 @@ def test_lines_of_objects_take_patterns_too(tmp_path: Path) -> None:
         ('[{"id": 1}\n{"id": 2}]', {"video": "{id}.webm"}, "not JSON (Expecting ',' delimiter: line 2 column 1"),
         ('[{"id": 1},\n{"id": null}]', {"video": "{id}.webm"}, "item 2: column 'id' is '', expected something"),
         ('[{"id": 1},\n7]', {"video": "{id}.webm"}, "item 2: expected an object, got 7"),
-        ('[{"id": "1"}]', {}, "no column 'video' in its first object, which has id; name its column, as in `video: id`"),
+        ('[{"id": "1"}]', {}, "no column 'video' in its first object, which has id; name its column"),
         ('[{"id": 1}\n]\n\n[{"id": 2}]', {"video": "{id}.webm"}, "not JSON (Extra data: line 4"),
         ('{\n"a": 1}', {}, "item 1: not JSON"),
     ],
