@@ -28,7 +28,7 @@ _TOO_SMALL = re.compile(
     re.I,
 )
 _UNEQUAL = re.compile(r"must match the size of tensor|Sizes of tensors must match")
-_TORCH, _ENGINE = str(Path(torch.__file__).parent), str(Path(__file__).parent.parent / "engine")
+_TORCH, _ENGINE = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parent.parent / 'engine'}/"
 
 
 def call_model(model: nn.Module, images: Tensor, *others: Any) -> Any:
