@@ -25,7 +25,7 @@ from paceline.data.datasets.voc import Voc
 from paceline.data.fingerprint import fingerprint
 from paceline.data.loader_profile import loading_speed
 from paceline.data.mapped_arrays import ArrayWriter
-from paceline.data.pack import packed
+from paceline.data.pack import PackedSamples
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.geometric import Resize
 
@@ -66,7 +66,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "joints": ("joints.npy", Keypoints),
     "joints_json": ("j.json", lambda root: Keypoints(root, "j.json")),
     "joints_split": ("train.txt", lambda root: Keypoints(root, split="train")),
-    "pack": ("a.pack", lambda root: packed(root / "a.pack")),
+    "pack": ("a.pack", lambda root: PackedSamples(root / "a.pack")),
     "list_csv": ("a.csv", lambda root: ListFile(root / "a.csv")),
     "list_json": ("a.json", lambda root: ListFile(root / "a.json")),
     "mask_list": ("a.txt", lambda root: ImageMask(root, list_file="a.txt", binary=True)),

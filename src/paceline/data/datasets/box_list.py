@@ -25,7 +25,7 @@ from paceline.data.datasets.detection import (
     read_sizes,
     write_boxes,
 )
-from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
+from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.index.list_file import encode_name, sniff_delimiter, table_lines
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
@@ -86,13 +86,12 @@ class BoxList(DetectionDataset):
             builder.facts["classes"] = list(numbers)
             builder.append_texts("file", [encode_name(self.file, 0, name) for name in images])
             write_boxes(builder, objects, read_sizes([base / name for name in images], builder), bad_boxes)
-            write_parts(builder, len(images), split_shares, split_seed)
 
         arguments: dict[str, Any] = {"file": self.file.name, "columns": [image, box, label, delimiter, box_format]}
         arguments |= {"classes": classes and list(classes), "root": str(base.absolute()), "bad_boxes": bad_boxes}
-        index = open_index(self.file.parent, "boxes", arguments | split_arguments(split_shares, split_seed), build)
+        index = open_index(self.file.parent, "boxes", arguments, build)
         inside = None if follow_links else base
-        super().__init__(index, base, inside, self.file, split, split_shares)
+        super().__init__(index, base, inside, self.file, split, split_shares, split_seed)
 
 
 class _Row(NamedTuple):

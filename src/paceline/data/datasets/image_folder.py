@@ -26,7 +26,7 @@ from paceline.data.index.folders import (
     refuse_escape,
     skipped_note,
 )
-from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
+from paceline.data.index.index import IndexBuilder, drawn_part, open_index
 from paceline.data.io.image import EXTENSIONS, Encoded
 
 
@@ -46,8 +46,8 @@ class ClassFolders(FileDataset):
         split_seed: CountOrZero = 0,
         stratify: bool = True,
     ) -> None:
-        root, shares, seed = Path(root), split_shares, split_seed
-        folder = root / split if split and not shares else root
+        root = Path(root)
+        folder = root / split if split and not split_shares else root
         suffixes = tuple(extension.lower() for extension in extensions or self.usual_extensions)
         inside = None if follow_links else root
         class_folders(root, folder, self.example)
@@ -56,7 +56,7 @@ class ClassFolders(FileDataset):
         def build(builder: IndexBuilder) -> None:
             builder.watch(folder)
             builder.facts["classes"] = classes = class_folders(root, folder, self.example)
-            labels, skipped = list[NDArray[np.int32]](), Counter[str]()
+            skipped = Counter[str]()
             for label, name in enumerate(classes):
                 files = files_below(folder, name, suffixes, inside, builder.watch, (), skipped)
                 found = sorted(map(os.fsencode, files))
@@ -64,19 +64,17 @@ class ClassFolders(FileDataset):
                     expected = f"expected files with the extensions {' '.join(suffixes)}"
                     raise DataError(f"{folder / name}: no {self.kind}s in this class folder; {expected}")
                 builder.append_texts("file", found)
-                labels.append(np.full(len(found), label, np.int32))
-                builder.append("label", labels[-1])
+                builder.append("label", np.full(len(found), label, np.int32))
             if note := skipped_note(skipped, f"{self.kind}s", suffixes):
                 builder.note(note)
-            joined = np.concatenate(labels)
-            write_parts(builder, len(joined), shares, seed, joined if stratify else None)
 
         arguments = {"kind": self.kind, "extensions": suffixes, "follow_links": follow_links}
-        self._index = index = open_index(folder, "folders", arguments | split_arguments(shares, seed, stratify), build)
+        self._index = index = open_index(folder, "folders", arguments, build)
         self.classes: list[str] = index.facts["classes"]
         self.notes: list[str] = index.facts["notes"]
         self._files = NamedFiles(index, "file", folder, inside)
-        self._part = read_part(index, split, shares, len(self._files))
+        labels = index["label"] if stratify else None
+        self._part = drawn_part(len(self._files), split, split_shares, split_seed, labels)
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the files to a fingerprint."""

@@ -24,7 +24,7 @@ from paceline.data.argument_types import ClassNames, Color, Extensions, IdRanges
 from paceline.data.batch import Sample
 from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import FileDataset, NamedFiles, files_below
-from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
+from paceline.data.index.index import IndexBuilder, drawn_part, open_index
 from paceline.data.index.list_file import (
     Columns,
     Row,
@@ -110,17 +110,15 @@ class ImageMask(FileDataset):
             found = pairs.find_all() if self._list is None else pairs.read_list(self._list)
             builder.append_texts("image", [image for image, _ in found])
             builder.append_texts("mask", [mask for _, mask in found])
-            write_parts(builder, len(found), split_shares, split_seed)
 
         arguments = {"folders": [images, masks], "list": list_file, "extensions": extensions and list(extensions)}
-        arguments |= {"follow_links": follow_links} | split_arguments(split_shares, split_seed)
-        self._index = open_index(root, "pairs", arguments, build)
+        self._index = open_index(root, "pairs", arguments | {"follow_links": follow_links}, build)
         self._files, self._masks = (NamedFiles(self._index, name, root, inside) for name in ("image", "mask"))
         self.notes: list[str] = list(self._index.facts["notes"])
         if ignore_index is not None and ignore_index < len(self.classes):
             name = self.classes[ignore_index]
             self.notes.append(f"ignore_index {ignore_index} is the id of {name!r}, which is left out of all metrics")
-        self._part = read_part(self._index, split, split_shares, len(self._files))
+        self._part = drawn_part(len(self._files), split, split_shares, split_seed)
 
     def mask_path(self, index: int) -> Path:
         """The file of the mask of image `index`."""

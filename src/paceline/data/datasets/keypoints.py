@@ -18,7 +18,7 @@ from paceline.core.regular_file import open_regular
 from paceline.data.argument_types import ClassNames, KeypointPairs, Name, SplitShares
 from paceline.data.batch import KeypointNames, Sample
 from paceline.data.datasets.detection import DetectionDataset, at_most, list_names, read_json, read_names, write_objects
-from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
+from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.index.list_file import encode_name
 from paceline.data.io.image import EXTENSIONS
 
@@ -99,13 +99,12 @@ class Keypoints(DetectionDataset):
                 np.arange(len(image_names)) if list_name is None else _split_rows(root, list_name, image_names, builder)
             )
             _write(builder, path, found.positions[rows], [image_names[row] for row in rows], margin)
-            write_parts(builder, len(rows), split_shares, split_seed)
 
-        arguments = {"file": file, "images": images, "split": list_name, "margin": margin}
-        arguments |= {"names": [names, flip_pairs, skeleton]} | split_arguments(split_shares, split_seed)
+        arguments: dict[str, Any] = {"file": file, "images": images, "split": list_name, "margin": margin}
+        arguments |= {"names": [names, flip_pairs, skeleton]}
         index = open_index(root, "keypoints", arguments, build)
         inside = None if follow_links else root
-        super().__init__(index, root / images, inside, path, split, split_shares)
+        super().__init__(index, root / images, inside, path, split, split_shares, split_seed)
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"])
 
     def open(self, index: int) -> Sample:

@@ -24,12 +24,10 @@ from paceline.data.index.folders import FileDataset, NamedFiles, hint_on_missing
 from paceline.data.index.index import (
     IndexBuilder,
     append_split_words,
+    drawn_part,
     open_index,
     read_fold,
-    read_part,
     read_split_column,
-    split_arguments,
-    write_parts,
 )
 from paceline.data.index.list_file import (
     Columns,
@@ -107,12 +105,10 @@ class ListFile(FileDataset):
             rows = read_list(self.file, columns, builder.facts["notes"], format, delimiter)
             encoder = LabelEncoder(self.file, None if by_folder else first_label)
             rows = _with_folders(self.file, rows) if by_folder else rows
-            size, labels = _write(builder, encoder, rows, label_separator, classes)
-            write_parts(builder, size, split_shares, split_seed, labels if stratify else None)
+            _write(builder, encoder, rows, label_separator, classes)
 
         arguments: dict[str, Any] = {"file": self.file.name, "columns": columns, "classes": classes and list(classes)}
         arguments |= {"format": [format, delimiter, label_separator, first_label]}
-        arguments |= split_arguments(split_shares, split_seed, stratify)
         self._index = open_index(self.file.parent, "list", arguments, build)
         self.classes: list[str] = self._index.facts["classes"]
         self._files = NamedFiles(self._index, "file", self.root, None if follow_links else self.root)
@@ -122,7 +118,9 @@ class ListFile(FileDataset):
         elif split_column is not None:
             self._part = read_split_column(self._index, self.file, split, split_column)
         else:
-            self._part = read_part(self._index, split, split_shares, len(self._files))
+            is_by_class = stratify and "label" in self._index
+            labels = self._index["meaning"][self._index["label"]] if is_by_class else None
+            self._part = drawn_part(len(self._files), split, split_shares, split_seed, labels)
 
     def place(self, index: int) -> str:
         """The list, and the line of it that names sample `index`."""
@@ -196,9 +194,9 @@ def _write(
     rows: Iterator[Row],
     separator: str | None,
     classes: Sequence[str] | None,
-) -> tuple[int, NDArray[np.int32] | None]:
-    """Write the arrays of an index, a few lines at a time; how many lines there are, and the class of each if one."""
-    file, size, single = encoder.path, 0, list[NDArray[np.int32]]()
+) -> None:
+    """Write the arrays of an index, a few lines at a time."""
+    file, size = encoder.path, 0
     first = next(rows, None)
     if first is None:
         raise DataError(f"{file}: the list has no samples; expected a line for each")
@@ -212,8 +210,7 @@ def _write(
             builder.append_rows("labels", [len(each) for each in labels], np.array(numbers, np.int32))
         elif first.label is not None:
             numbers = [encoder.number(_text(file, row.line, row.label), row.line) for row in chunk]
-            single.append(np.array(numbers, np.int32))
-            builder.append("label", single[-1])
+            builder.append("label", np.array(numbers, np.int32))
         if first.part is not None:
             append_split_words(builder, file, [row.part for row in chunk])
         builder.append("line", np.array([row.line for row in chunk]))
@@ -222,9 +219,6 @@ def _write(
     if first.label is not None:
         builder.facts["classes"], meaning = encoder.classes(classes, size)
         builder.append("meaning", meaning)
-        if single:
-            return size, meaning[np.concatenate(single)]
-    return size, None
 
 
 def _with_folders(file: Path, rows: Iterator[Row]) -> Iterator[Row]:

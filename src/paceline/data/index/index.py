@@ -32,7 +32,7 @@ from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.data.rng import derive
 from paceline.data.sampler import Permutation
 
-_VERSION = 9  # of what data sets write into their indexes
+_VERSION = 10  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
 _TICK = 2_000_000_000  # nanoseconds within which two changes may have one time
 _UNREAD = -1  # instead of a checksum
@@ -195,33 +195,22 @@ def _rounded(
     return whole
 
 
-def write_parts(
-    writer: ArrayWriter,
+def drawn_part(
     size: int,
+    split: str | None,
     shares: Mapping[str, float] | None,
     seed: int,
     labels: NDArray[np.integer[Any]] | None = None,
-) -> None:
-    """Draw the splits, if there are shares, into an index; by class if the class of each row is given."""
-    for name, members in draw_parts(size, shares, seed, labels).items() if shares and size else ():
-        writer.append(f"part.{name}", members)
-
-
-def read_part(index: MappedArrays, split: str | None, shares: Mapping[str, float] | None, size: int) -> Part:
-    """The rows of a split that `write_parts` drew; all of them without shares."""
+) -> Part:
+    """The rows of a split that `draw_parts` gives; all of them without shares."""
     if not shares or not size:
         return range(size)
     if split is None or split not in shares:
         raise DataError(f"the split {split!r} is none of split_shares, which are {', '.join(shares)}")
-    members = index[f"part.{split}"]
+    members = draw_parts(size, shares, seed, labels)[split]
     if not len(members):
         raise DataError(f"the split {split} has no samples: its share is {shares[split]:g} of {size:,}; give it more")
     return members
-
-
-def split_arguments(shares: Mapping[str, float] | None, seed: int, stratify: bool = False) -> dict[str, Any]:
-    """What of an index depends on how it is split; nothing without shares."""
-    return {"split_shares": dict(shares), "split_seed": seed, "stratify": stratify} if shares else {}
 
 
 def append_split_words(writer: ArrayWriter, file: Path, words: Sequence[Any]) -> None:
