@@ -1,6 +1,6 @@
 """Writes the registry's table, `registry.json`, from what the package registers.
 
-`python -m paceline.core.table`, after a signature, a name or the version of a library has changed.
+`make table` runs it, after a signature, a name or the version of a library has changed.
 
 Each argument has one sentence, for editors and for the recipe reference. `Field(description=…)` of the argument comes
 first, then a sentence of the docstring that names it in backticks, then what is said here of arguments that mean the
