@@ -66,7 +66,7 @@ def test_names_of_libraries_are_of_the_pinned_versions(kind: str, name: str) -> 
 
 
 def test_every_argument_is_described() -> None:
-    """By `Field(description=…)`, by a sentence of the docstring that names it in backticks, or in the table's script."""
+    """By `Field(description=…)`, by a sentence of the docstring that names it in backticks, or in the script."""
     missing = [
         f"{kind} {name}: {argument}"
         for kind, rows in collect().items()

@@ -156,7 +156,7 @@ def _inspect_split(
     indices = evenly_spaced(size, min(size, limit or size))
     threads = usable_cores()
     advance = partial(bar.advance, bar.add_task(report.split, total=len(indices)))
-    examine(source.dataset, indices, report.findings, threads, advance, source.sample_transforms)
+    examine(source.dataset, indices, report.findings, threads, advance)
     unreadable = {each.sample for each in report.findings.bad}
     readable = [index for index in indices if index not in unreadable] if unreadable else indices
     if not readable:
