@@ -93,7 +93,7 @@ def test_reasons_that_differ_in_paths_and_numbers_alone_are_equal() -> None:
     assert [(split, len(group)) for split, group in group_problems(bad)] == [("train", 200), ("val", 1), ("train", 1)]
 
 
-def test_nothing_is_written_beside_the_data(recipe: Path, own_cache: Path) -> None:
+def test_indexes_are_kept_in_the_cache(recipe: Path, own_cache: Path) -> None:
     assert main(["data", str(recipe), "--limit", "1"]) == 0
     assert len(list(own_cache.glob("index-*"))) == 2
-    assert not list(recipe.parent.rglob(".paceline"))
+    assert not list(recipe.parent.rglob(".paceline")), "nothing is written beside the data"

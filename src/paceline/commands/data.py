@@ -143,7 +143,7 @@ def _inspect_split(
     """The report of one split; if it cannot be opened, the report says why."""
     from paceline.data.inspect import examine
     from paceline.data.loader import usable_cores
-    from paceline.data.loader_profile import NUM_MEASURED, input_stats, profile_loader
+    from paceline.data.loader_profile import NUM_MEASURED, input_stats, loading_speed
     from paceline.data.skip_list import UNREADABLE
 
     try:
@@ -156,7 +156,7 @@ def _inspect_split(
     indices = evenly_spaced(size, min(size, limit or size))
     threads = usable_cores()
     advance = partial(bar.advance, bar.add_task(report.split, total=len(indices)))
-    examine(source.dataset, indices, report.findings, threads, advance, source.sample_transforms)
+    examine(source.dataset, indices, report.findings, threads, advance)
     unreadable = {each.sample for each in report.findings.bad}
     readable = [index for index in indices if index not in unreadable] if unreadable else indices
     if not readable:
@@ -167,9 +167,8 @@ def _inspect_split(
     report.inputs = input_stats(source, readable)
     most = _MEASURED_IN_MEMORY if source.in_memory else NUM_MEASURED
     try:
-        report.stages = profile_loader(
-            source, [readable[place] for place in evenly_spaced(len(readable), most)], threads
-        )
+        measured = [readable[place] for place in evenly_spaced(len(readable), most)]
+        report.speed = loading_speed(source, measured, threads)
     except UNREADABLE as error:
         report.add_note(str(error))
 
