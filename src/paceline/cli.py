@@ -29,6 +29,7 @@ COMMANDS = {
     "show": "print the resolved recipe, the model, parameter groups, batch and learning rate",
     "plan": "say how much memory and time a run needs, with which settings it fits, and the largest micro-batch",
     "find-batch": "find the largest micro-batch that fits: planned first, then tried",
+    "find-lr": "run a learning rate range test and suggest a learning rate",
     "sweep": "train a recipe with several values of its keys, and compare the runs",
     "replay": "repeat a step that was not finite, from the bundle that the run saved",
     "results": "compare the metrics of runs; write them to a CSV or XLSX table",

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from paceline.cli import main
 from paceline.core.errors import UsageError
@@ -54,8 +55,11 @@ def test_what_does_not_fit_is_marked_and_what_would_is_named(capsys: pytest.Capt
     assert "not even" in capsys.readouterr().out
 
 
-def test_real_steps_stand_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train.precision=fp32", "train.activation_checkpointing=none", "--measure"]
+def test_real_steps_stand_beside_the_plan_and_an_image_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = tmp_path / "plan.png"
+    words = ["train.precision=fp32", "train.activation_checkpointing=none", "--measure", "--png", str(image)]
     assert (
         main(
             [
@@ -81,6 +85,7 @@ def test_real_steps_stand_beside_the_plan(capsys: pytest.CaptureFixture[str]) ->
     assert row["measured"]["tensor_bytes"] == pytest.approx(row["total_bytes"], rel=0.02)
     assert row["measured"]["resident_bytes"] > 0
     assert row["measured"]["step_seconds"] > 0
+    assert min(Image.open(image).size) > 200
 
 
 @pytest.mark.parametrize(
@@ -241,12 +246,14 @@ def test_what_cannot_be_rehearsed_is_measured(
     forward = "return self.layers(images) * float(images.detach().numpy().mean())"
     module.write_text(_network(forward).replace("Lazy", "").replace("(16)", "(784, 16)"), encoding="utf-8")
     words = ["plan", "quickstart", "model.name=own_network", "train.precision=fp32,fp8", "--use", str(module)]
-    words += ["train.activation_checkpointing=none", "data.batch_size=8", "--measure"]
+    image = tmp_path / "plan.png"
+    words += ["train.activation_checkpointing=none", "data.batch_size=8", "--measure", "--png", str(image)]
     assert main([*words, "--json"]) == 0
     measured, refused = json.loads(capsys.readouterr().out)["rows"]
     assert "numpy" in measured["reason"]
     assert measured["measured"]["tensor_bytes"] > 4 * 4 * (784 * 16)  # weights, gradients and two moments
     assert "measured" not in refused
+    assert not image.exists()
     assert main(words) == 0
     printed = capsys.readouterr()
     assert "predicted beside measured" in printed.out

@@ -183,6 +183,24 @@ def test_show_gives_groups_and_the_rate_of_each_at_every_step(tmp_path: Path) ->
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_find_lr_suggests_a_rate_and_writes_nothing_else(tmp_path: Path) -> None:
+    done = command(tmp_path, "find-lr", "quickstart", "--steps", "40", "--json", "--plot", str(tmp_path / "range.png"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["lr"][0] == pytest.approx(1e-6)
+    assert all(later > earlier for earlier, later in zip(found["lr"], found["lr"][1:], strict=False))
+    assert 1e-5 < found["suggested"] < 3
+    assert [path.name for path in tmp_path.iterdir()] == ["range.png"]
+
+
+def test_find_lr_that_meets_nan_leaves_nothing_in_the_way_of_training(tmp_path: Path) -> None:
+    found = command(tmp_path, "find-lr", "quickstart", "--low", "1e30", "--high", "1e38")
+    assert (found.returncode, found.stdout) == (1, ""), found.stderr
+    assert list(tmp_path.iterdir()) == []
+    trained = command(tmp_path, "train", "quickstart")
+    assert trained.returncode == 0, trained.stderr
+
+
 def test_lazy_layers_take_their_shapes_from_the_data(tmp_path: Path) -> None:
     if paceline.register.kind("model").find("lazy") is None:
 

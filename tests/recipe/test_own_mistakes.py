@@ -284,6 +284,51 @@ def test_check_refuses_a_loss_without_a_gradient(capsys: pytest.CaptureFixture[s
     assert "loss own_loss: has no gradient" in capsys.readouterr().err
 
 
+def test_find_lr_takes_no_mistake_for_a_loss_that_diverges(capsys: pytest.CaptureFixture[str]) -> None:
+    register.task("own_task")(Own)
+    register.dataset("own_data")(Points)
+    register.loss("own_loss")(lambda output, target: fail(output) + target)
+    assert main(["find-lr", "own.yaml"]) == 1
+    printed = capsys.readouterr().err
+    assert "loss own_loss: " in printed
+    assert "no luck" in printed
+    assert "diverged" not in printed
+
+
+def test_check_names_a_loss_that_is_not_finite_and_no_folder_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    register.task("own_task")(Own)
+    register.dataset("own_data")(Points)
+    register.loss("own_loss")(lambda output, target: F.mse_loss(output, target) * torch.nan)
+    assert main(["check", "own.yaml"]) == 1
+    printed = capsys.readouterr().err
+    assert "the loss own_loss is not" in printed
+    assert "replay" not in printed
+    assert "optimizer.lr" not in printed
+
+
+def test_check_suggests_the_main_metric_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    class Misspelt(Task):
+        main_metric = "own_los"
+
+    register.task("own_task")(Misspelt)
+    register.dataset("own_data")(Points)
+    register.loss("own_loss")(nn.MSELoss)
+    assert main(["check", "own.yaml"]) == 0
+    assert "own.yaml:2:7: task: main_metric of Misspelt: " in (printed := capsys.readouterr().err)
+    assert "did you mean 'own_loss'?" in printed
+
+
+# Data sets
+
+
+def test_labels_without_classes_are_refused() -> None:
+    words = "data set own_data has labels but no `classes`", "model.num_classes"
+    Path("own.yaml").write_text(RECIPE.replace(", num_classes: 2", ""))
+    assert refused(RecipeError, "own.yaml:3:", *words, data=data_of(lambda index: 1))
+    assert refused(RecipeError, "own.yaml:3:", "model.num_classes", "number of outputs")
+    step(data=data_of(lambda index: 1, ["a", "b"]), loss=F.cross_entropy)
+
+
 @pytest.mark.parametrize("label", [2, -1])
 def test_a_label_outside_the_classes_names_the_sample_and_the_range(label: int) -> None:
     data = data_of(lambda index: label if index == 3 else 0, ["a", "b"])

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import add_json, add_recipe, print_json, progress_bar, recipe_file, use_modules
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--procs", "--devices", default="1", metavar="N,…", help="numbers of processes, one per device (default: 1)"
     )
     parser.add_argument("--measure", action="store_true", help="take real steps here; print predicted beside measured")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="save an image of the memory by its parts")
     add_device(parser)
     add_json(parser)
 
@@ -75,6 +77,8 @@ def main(options: argparse.Namespace) -> int:
         raise report.refused[0].kind(report.refused[0].reason)
     if options.measure:
         _measure(report, grid, options.use)
+    if options.png and report.rows:
+        report.save_image(options.png)
     if options.json:
         print_json(report.as_json())
         return 0
@@ -84,7 +88,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _print_notes(options: argparse.Namespace, batch_size: int, rows: Sequence[Row]) -> None:
-    """Print what the table does not show: processes without samples, and assumptions about missing data."""
+    """Print what the table does not show: the image, processes without samples, and assumptions about missing data."""
+    if options.png:
+        print(f"image: {options.png}" if rows else "image: none, since nothing could be planned")
     needed = ((int(row.settings["procs"]), int(row.settings.get("data.batch_size", batch_size))) for row in rows)
     if too_many := sorted({processes for processes, samples in needed if processes > samples}):
         many = " and ".join(f"{processes:,}" for processes in too_many)

@@ -1,10 +1,11 @@
-"""The answer of `paceline plan`: tables and JSON."""
+"""The answer of `paceline plan`: tables, JSON and an image."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.loggers.tables import print_table
@@ -72,6 +73,23 @@ class Report:
             "loader_samples_per_second": self.samples_per_second,
             "rows": [self._row_as_json(place, each) for place, each in enumerate(self.results)],
         }
+
+    def save_image(self, path: Path) -> None:
+        """Draw the memory of each row by its parts, with the limit of the device."""
+        from paceline.visualize.charts import draw_stacked_bars
+        from paceline.visualize.image import save_png
+
+        labels = [", ".join(map(str, self._cells(row))) for row in self.rows]
+        scale, unit = (2**30, "GiB") if max(row.shared_bytes for row in self.rows) >= 2**30 else (_UNIT, "MiB")
+        parts: dict[str, list[float]] = {
+            part: [row.num_sharing * row.memory.parts[part] / scale for row in self.rows] for part in CATEGORIES
+        }
+        name = self.device.name if self.device.speed else "limit"  # a size is its own name
+        limit = self.device.memory / scale
+        whose = "all processes" if self._is_shared else "each device"
+        title = f"{self.recipe}: memory of {whose}; {name}: {_number(limit)} {unit}"
+        axis = f"{unit} of tensors, by {', '.join(self._header())}"
+        save_png(draw_stacked_bars(labels, parts, title, axis, limit), path)
 
     def _header(self) -> list[str]:
         return [*(_SHORT.get(key, key.rpartition(".")[2]) for key in self.results[0].settings), "micro-batch"]

@@ -120,9 +120,8 @@ class World:
 
     def _see_all_past_the_barrier(self) -> None:
         """Wait, not by gloo: who closes its connections while another is still in a barrier can make that one fail."""
-        if self.size == 1:
+        if self.size == 1 or (store := default_store()) is None:
             return
-        store = default_store()
         deadline = time.monotonic() + _PARTING_SECONDS
         with suppress(RuntimeError):  # the process that keeps the store has seen all, and is gone
             store.add(_PARTING, 1)

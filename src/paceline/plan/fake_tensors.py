@@ -20,13 +20,13 @@ from paceline.core.torch_private import (
     TRUNC_NORMAL,
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeStore,
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
     UnsupportedFakeTensorException,
     UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
-    fake_store,
     operator,
     returns_nothing,
     unset_fake_temporarily,
@@ -59,7 +59,10 @@ def fake_tensors(processes: int = 1) -> Iterator[FakeTensorMode]:
 
 @contextmanager
 def _replace(owner: Any, name: str, stand_in: object) -> Iterator[None]:
-    """Inside, what a module or a class calls `name` is something else."""
+    """Inside, what a module or a class calls `name` is something else, if it has that."""
+    if not hasattr(owner, name):
+        yield
+        return
     original = getattr(owner, name)
     setattr(owner, name, stand_in)
     try:
@@ -176,7 +179,7 @@ class _FakeDDP(nn.Module):
 @contextmanager
 def fake_process_group(size: int) -> Iterator[None]:
     """Inside, this is the first of some processes, the others of which take everything and send nothing."""
-    dist.init_process_group("fake", store=fake_store(), rank=0, world_size=size)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
         yield
     finally:
