@@ -88,6 +88,7 @@ def test_only_finished_runs_count_and_dead_ones_are_not_called_running(
     ]  # fmt: skip
     assert [each["num_runs"] for each in found["summaries"]] == [2]
     assert found["summaries"][0]["mean"] == {"top1": pytest.approx(0.8)}
+    assert [(each["directory"], each["reason"]) for each in found["left_out"]] == [("runs/fold-2", "is killed")]
 
 
 def test_json_holds_every_metric_and_the_summaries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +105,20 @@ def test_json_holds_every_metric_and_the_summaries(folder: Path, capsys: pytest.
 def test_best_takes_the_metrics_of_the_best_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (only,) = json.loads(answer(capsys, "--best", "--json"))["runs"]
     assert (only["run"], only["split"], only["step"], only["metrics"]) == ("fold-1", "val", 8, {"top1": 1.0})
+
+
+def test_the_best_of_the_main_metric_stands_beside_the_last(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "runs/fold-2/best").symlink_to(Path("checkpoints", "step-00000004"))
+    lines = answer(capsys, "runs/fold-1", "runs/fold-2", "--split", "val").splitlines()
+    assert [line.split() for line in lines[1:4]] == [
+        ["run", "seed", "epoch", "top1", "best", "top1"],
+        ["fold-2", "2", "2", "0.8000", "0.6000"],
+        ["fold-1", "1", "3", "0.7000", "1.0000"],
+    ]
+    assert lines[4].split()[-6:] == ["0.7500", "±", "0.0707", "0.8000", "±", "0.2828"]
+    found = json.loads(answer(capsys, "runs/fold-1", "--split", "val", "--json"))["runs"][0]
+    assert (found["metrics"], found["best"]) == ({"top1": 0.7}, {"step": 8, "epoch": 2, "metrics": {"top1": 1.0}})
+    assert "best top1" not in answer(capsys, "runs/fold-1", "--best")
 
 
 def test_named_runs_of_one_recipe_are_distinguished(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,11 +186,16 @@ def test_only_runs_of_one_length_are_averaged_and_each_seed_once(
     (summary,) = found["summaries"]
     assert (summary["num_runs"], summary["mean"]) == (3, {"top1": pytest.approx(0.5)})
     assert summary["standard_deviation"] == {"top1": pytest.approx(0.2)}
+    assert {Path(each["directory"]).name: each["reason"] for each in found["left_out"]} == {
+        "a": f"repeats {again}, which has the same seed and is newer",
+        "d": "trains 9 epochs, not 2 epochs",
+    }
     lines = answer(capsys, *words).splitlines()
     assert lines[1].split() == ["run", "epochs", "seed", "epoch", "top1"]
-    assert len([line for line in lines if line.startswith("mean")]) == 1
+    assert len([line for line in lines if line.startswith("not in a mean: ")]) == 2
     found = json.loads(answer(capsys, str(tmp_path / "runs/a"), str(again), "--split", "val", "--json"))
     assert found["summaries"] == []
+    assert len(found["left_out"]) == 1
 
 
 def test_runs_on_other_training_data_are_no_repetitions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ _REPEATED = re.compile(
     r"train\.seed|data\.(train|val|test)(\.\w+)?\.(file|annotations|split|split_column|split_seed|\w*fold\w*)"
 )
 """Keys in which the repetitions of one recipe differ: the seed, and which samples are held out."""
+_LENGTH = ("train.epochs", "train.steps")
 
 _Item = TypeVar("_Item")
 
@@ -85,29 +86,35 @@ def groups_json(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "runs": [group.as_json(row) for group in groups for row in group.rows],
         "summaries": [each for group in groups for each in group.summaries()],
+        "left_out": [
+            {**group.about, "directory": row.result.labels(Path())["directory"], "reason": why}
+            for group in groups
+            for row, why in group.left_out
+        ],
     }
 
 
 def _read_all(runs: Sequence[Path], split: str | None, best: bool) -> list[Row]:
-    from paceline.loggers.results import read_results
+    from paceline.loggers.results import read_last_and_best
     from paceline.report.run_folders import data_of, find_runs, read_recipe, settings_of
 
     found: list[Row] = []
     for folder, is_named in find_runs(runs):
         try:
             about, tree = read_recipe(folder)
-            results = read_results(folder, about, best)
+            last, bests = read_last_and_best(folder, about)
         except PacelineError as error:
             if is_named:
                 raise
             print(f"skipped: {error}", file=sys.stderr)
             continue
-        own = [each for each in results if split in (None, *_names(each.split))]
+        own = [each for each in (bests if best else last) if split in (None, *_names(each.split))]
         if not own:
             print(f"skipped: {folder}: it has no such metrics", file=sys.stderr)
         # The values that change training or what is measured.
         settings = {key: value for key, value in settings_of(tree) if not _NO_SETTINGS.fullmatch(key)}
-        found += [Row(each, settings, data_of(tree, each.split)) for each in own]
+        beside = {} if best else {each.split: each for each in bests}
+        found += [Row(each, settings, data_of(tree, each.split), beside.get(each.split)) for each in own]
     return found
 
 
@@ -129,12 +136,20 @@ class Row:
     result: Result
     settings: dict[str, Any]
     data: str
+    best: Result | None = None
+    """The metrics of the best checkpoint, beside the last ones in `result`."""
 
     @property
     def recipe(self) -> str:
-        """The same for runs of one recipe and length, whatever their seed and fold."""
-        kept = {key: value for key, value in self.settings.items() if not _REPEATED.fullmatch(key)}
+        """The same for runs of one recipe, whatever their seed, fold and length."""
+        kept = {k: v for k, v in self.settings.items() if not _REPEATED.fullmatch(k) and k not in _LENGTH}
         return json.dumps(kept, sort_keys=True)
+
+    @property
+    def length(self) -> str:
+        """How long the recipe trains."""
+        given = {key.partition(".")[2]: self.settings.get(key) for key in _LENGTH}
+        return " and ".join(f"{value:g} {unit}" for unit, value in given.items() if value is not None)
 
     @property
     def ended(self) -> float:
@@ -152,13 +167,22 @@ class Group:
         first = rows[0]
         self.about = {"task": first.result.about.task, "split": first.result.split, "data": first.data}
         self.title = f"{first.result.about.task}, {first.result.split}" + (f": {first.data}" if first.data else "")
-        mains = (read_main_metric(row.result.folder) for row in rows)
+        mains = [read_main_metric(row.result.folder) for row in rows]
         main, is_higher = next(filter(None, mains), ("", True))
         self.metrics = [name for name in first.result.metrics if all(name in row.result.metrics for row in rows)]
         self.metrics.sort(key=lambda name: name != main)
         self.rows = sorted(rows, key=lambda row: self._rank(row, is_higher))
         self.keys = self._different_keys()
-        self.repetitions = _find_repetitions(self.rows)
+        self.main = main
+        self.repetitions, self.left_out = _find_repetitions(self.rows)
+        has_best = main in self.metrics and all(row.best and main in row.best.metrics for row in rows)
+        has_best = has_best and all(each == mains[0] for each in mains)
+        self._best_column = [f"best {main}"] if has_best else []
+
+    def _value(self, row: Row, column: str) -> float | None:
+        """The last value of a metric, or the best one of the main metric."""
+        best = row.best if column in self._best_column else None
+        return best.metrics[self.main] if best else row.result.metrics[column]
 
     def _rank(self, row: Row, is_higher: bool) -> float:
         value = row.result.metrics[self.metrics[0]] if self.metrics else None
@@ -179,7 +203,9 @@ class Group:
     def as_json(self, row: Row) -> dict[str, Any]:
         """A run with the keys in which it differs from others of the group."""
         differs = {key: row.settings.get(key) for key in self.keys}
-        return row.result.labels(Path()) | {"data": row.data, "differs": differs, "metrics": row.result.metrics}
+        found = row.result.labels(Path()) | {"data": row.data, "differs": differs, "metrics": row.result.metrics}
+        best = row.best and {"step": row.best.step, "epoch": row.best.epoch, "metrics": row.best.metrics}
+        return found | ({"best": best} if best else {})
 
     def summaries(self) -> Iterator[dict[str, Any]]:
         """Mean and standard deviation over the repetitions of each recipe."""
@@ -204,6 +230,7 @@ class Group:
         hidden = {doubled_loss({n: row.result.metrics[n] or math.nan for n in self.metrics}) for row in self.rows}
         names, by_class = split_classes([*self.metrics, *(name for row in self.rows for name in row.result.metrics)])
         metrics = [name for name in names if name in self.metrics and hidden != {name}]
+        metrics[1:1] = self._best_column
         keys = self.keys[:_MAX_KEYS]
         labels = ["epoch"] if len({row.result.state for row in self.rows}) == 1 else ["state", "epoch"]
         is_ambiguous = len({row.result.about.name for row in self.rows}) < len(self.rows)
@@ -212,16 +239,18 @@ class Group:
             name = str(row.result.folder) if is_ambiguous else row.result.about.name
             about = {"state": row.result.state, "epoch": f"{row.result.epoch:.4g}"}
             cells = [name, *(_cell(row, key) for key in keys), *(about[label] for label in labels)]
-            rows.append([*cells, *(_number(row.result.metrics[metric]) for metric in metrics)])
+            rows.append([*cells, *(_number(self._value(row, metric)) for metric in metrics)])
         for members in self.repetitions:
             own = self._own_keys(members)
             shared = [_cell(members[0], key) if key in own else "" for key in keys]
             cells = [f"mean ± sd of {len(members)}", *shared, *[""] * len(labels)]
-            values = ([row.result.metrics[metric] for row in members] for metric in metrics)
+            values = ([self._value(row, metric) for row in members] for metric in metrics)
             rows.append([*cells, *(_plus_minus(*_mean_and_deviation(each)) for each in values)])
         print_table(["run", *_short(keys), *labels, *metrics], rows, num_words=1 + len(keys) + len(labels) - 1)
         if len(self.keys) > _MAX_KEYS:
             print(f"they differ in {join_first(self.keys[_MAX_KEYS:], 8)} too")
+        for row, why in self.left_out:
+            print(f"not in a mean: {row.result.folder} {why}")
         if others := [name for name in names if name not in self.metrics]:
             print(f"only some have {join_first(others, 8)}")
         # Behind the lines of the runs come the means.
@@ -261,14 +290,26 @@ def _plus_minus(mean: float | None, deviation: float | None) -> str:
     return "nan" if mean is None else f"{_number(mean)} ± {_number(deviation)}"
 
 
-def _find_repetitions(rows: Sequence[Row]) -> list[list[Row]]:
-    """The runs to average: finished ones of one recipe and length; of one seed the newest."""
-    finished = [row for row in rows if row.result.state == "finished"]
-    repetitions = []
-    for similar in _group_by(finished, lambda row: row.recipe):
-        of_seeds = _group_by(similar, lambda row: json.dumps(row.settings, sort_keys=True))
-        repetitions.append([max(same, key=lambda row: row.ended) for same in of_seeds])
-    return [each for each in repetitions if len(each) > 1]
+def _find_repetitions(rows: Sequence[Row]) -> tuple[list[list[Row]], list[tuple[Row, str]]]:
+    """The runs to average: finished, of one recipe and length, each seed once; those left out, and why."""
+    repetitions: list[list[Row]] = []
+    left_out = []
+    for similar in _group_by(rows, lambda row: row.recipe):
+        finished = [row for row in similar if row.result.state == "finished"]
+        kept = []
+        for same in _group_by(finished, lambda row: json.dumps(row.settings, sort_keys=True)):
+            last = max(same, key=lambda row: row.ended)
+            why = f"repeats {last.result.folder}, which has the same seed and is newer"
+            left_out += [(row, why) for row in same if row is not last]
+            kept.append(last)
+        means = [each for each in _group_by(kept, lambda row: row.length) if len(each) > 1]
+        repetitions += means
+        if means:
+            averaged = [row for each in means for row in each]
+            lengths = ", ".join(each[0].length for each in means)
+            left_out += [(row, f"trains {row.length}, not {lengths}") for row in kept if row not in averaged]
+            left_out += [(row, f"is {row.result.state}") for row in similar if row not in finished]
+    return repetitions, left_out
 
 
 def _group_by(items: Iterable[_Item], key: Callable[[_Item], object]) -> list[list[_Item]]:

@@ -97,12 +97,24 @@ def write_results(table: Path, results: Sequence[Result]) -> None:
 
 def read_results(folder: Path, about: About, best: bool = False) -> list[Result]:
     """The last evaluation of each split of a run, or those of its best checkpoint."""
+    return read_last_and_best(folder, about)[best]
+
+
+def read_last_and_best(folder: Path, about: About) -> tuple[list[Result], list[Result]]:
+    """The last evaluation of each split of a run, and those of its best checkpoint."""
     state, wanted = read_state(folder), best_step(folder)
-    found: dict[str, Record] = {}
+    last: dict[str, Record] = {}
+    best: dict[str, Record] = {}
     for record in read_records(folder / "metrics.jsonl"):
-        if record["split"] != "train" and (not best or record["step"] == wanted):
-            found[record["split"]] = record
-    return [_result(folder, about, state, found[split]) for split in sorted(found, key=lambda name: name != "val")]
+        if record["split"] != "train":
+            last[record["split"]] = record
+            if record["step"] == wanted:
+                best[record["split"]] = record
+
+    def results(found: dict[str, Record]) -> list[Result]:
+        return [_result(folder, about, state, found[split]) for split in sorted(found, key=lambda name: name != "val")]
+
+    return results(last), results(best)
 
 
 def read_state(folder: Path) -> str:
