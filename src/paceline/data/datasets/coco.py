@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.core.arguments import Count, CountOrZero, KeyOf, Requires
+from paceline.core.arguments import CountOrZero, KeyOf, Requires
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import ClassNames, Name, SplitShares
 from paceline.data.batch import KeypointNames, Sample
 from paceline.data.datasets.coco_file import CocoFile
 from paceline.data.datasets.detection import BadBoxes, DetectionDataset
-from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
-from paceline.data.io.image import MAX_PIXELS
+from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.io.mask import decode_runs
 
 
@@ -46,7 +45,6 @@ class Coco(DetectionDataset):
         keep_empty: bool = True,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
     ) -> None:
         root = Path(root)
         file = root / annotations
@@ -54,8 +52,7 @@ class Coco(DetectionDataset):
         def build(builder: IndexBuilder) -> None:
             builder.watch(file)
             content = CocoFile(file, masks, keypoints)
-            num_images = content.write(builder, content.choose(classes), keep_empty, bad_boxes)
-            write_parts(builder, num_images, split_shares, split_seed)
+            content.write(builder, content.choose(classes), keep_empty, bad_boxes)
 
         arguments: dict[str, Any] = {
             "file": str(file.absolute()),
@@ -63,9 +60,9 @@ class Coco(DetectionDataset):
             "bad_boxes": bad_boxes,
         }
         arguments |= {"masks": masks, "keypoints": keypoints, "keep_empty": keep_empty}
-        index = open_index(root, "coco", arguments | split_arguments(split_shares, split_seed), build)
+        index = open_index(root, "coco", arguments, build)
         inside = None if follow_links else root
-        super().__init__(index, root / images, inside, max_pixels, file, split, split_shares)
+        super().__init__(index, root / images, inside, file, split, split_shares, split_seed)
         self.category_ids: list[int] = index.facts["category_ids"]
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"]) if keypoints else None
         self._masks = index.rows("mask") if masks else None

@@ -232,8 +232,8 @@ class CocoFile:
             raise DataError(f"{self.path}: has no category {unknown[0]!r}; it has {', '.join(by_name)}")
         return [by_name[name] for name in classes or by_name]
 
-    def write(self, builder: IndexBuilder, chosen: list[_Category], keep_empty: bool, bad_boxes: BadBoxes) -> int:
-        """Write the images and the objects of the chosen categories; how many images there are."""
+    def write(self, builder: IndexBuilder, chosen: list[_Category], keep_empty: bool, bad_boxes: BadBoxes) -> None:
+        """Write the images and the objects of the chosen categories."""
         names = _keypoint_names(self.path, chosen) if self._with_keypoints else None
         rows, others = self._rows_of(chosen)
         found = self.annotations
@@ -271,7 +271,6 @@ class CocoFile:
             builder.append("keypoints", self._read_keypoints(rows, len(names.names)))
         words = [each.name for each in chosen]
         builder.facts |= {"classes": words, "category_ids": ids, "keypoint_names": names}
-        return len(used)
 
     def _rows_of(self, chosen: list[_Category]) -> tuple[NDArray[np.int64], int]:
         """The annotations of these categories, by image, and how many others there are."""
