@@ -18,7 +18,7 @@ from paceline.engine.strategies.single import SingleStrategy
 from paceline.models.freezing import Freezing
 from paceline.models.surgery import find_heads, head_parameters
 from paceline.optim.averaging import Averaging
-from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue, norm_alone
+from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue
 from paceline.optim.group_presets import PRESETS, Preset, Rule, Settings, combine
 from paceline.optim.layer_decay import find_layers
 from paceline.optim.lr_scheduler import Schedule, Scheduler, Transition
@@ -149,8 +149,8 @@ def build_optimizer(context: BuildContext, model: nn.Module, freezing: Freezing,
     return optimizer
 
 
-def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy) -> Clip:
-    """The gradient clipping."""
+def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy) -> Clip | None:
+    """The gradient clipping; None for none."""
     train = context.recipe.train
     if train.clip_grad_norm is not None:
         return ClipGradNorm(train.clip_grad_norm, strategy.norm_across)
@@ -158,7 +158,7 @@ def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy)
         return ClipGradValue(train.clip_grad_value, strategy.norm_across)
     if train.adaptive_clip is not None:
         return AdaptiveClip(train.adaptive_clip, skip=head_parameters(model))
-    return norm_alone(context.world.device, strategy.norm_across)
+    return None
 
 
 def make_averaging(context: BuildContext, progress: Progress) -> Averaging:
