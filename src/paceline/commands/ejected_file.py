@@ -19,9 +19,9 @@ from paceline.recipe.schema import DatasetPart, UsedModule, Weights
 
 _OWN_NAMES = (
     "argparse", "batches", "build", "classes", "freezing", "groups", "losses", "master_model", "math", "metrics",
-    "micro_batch_size", "model", "optimizer", "out", "parser", "partial", "precision", "progress", "report", "result",
-    "run", "sampler", "schedule", "scheduler", "state", "step_batch", "strategy", "sys", "task", "threads", "train", "triggers",
-    "weights", "world", "Path", "BATCH_SIZE", "EPOCHS", "LR", "SEED", "STEPS",
+    "micro_batch_size", "model", "optimizer", "out", "parser", "partial", "precision", "progress", "report",
+    "result", "run", "sampler", "schedule", "scheduler", "state", "step_batch", "strategy", "sys", "task",
+    "threads", "train", "triggers", "weights", "world", "Path", "BATCH_SIZE", "EPOCHS", "LR", "SEED", "STEPS",
 )  # fmt: skip
 """What the file itself defines, so that an imported part of the same name gets another."""
 
@@ -52,15 +52,6 @@ class EjectedFile(Statements):
     def __init__(self, builder: SurrogateBuilder, run: Run) -> None:
         super().__init__(builder, run, Imports(_OWN_NAMES))
         self.resolved = builder.resolved()
-        dataset = run.train_loader.dataset
-        has_joints, has_ignored = (getattr(dataset, name, None) is not None for name in ("joints", "ignore_index"))
-        self.known = {
-            "num_classes": "len(classes)",
-            "classes": "classes",
-            "ignore_index": "train_data.ignore_index" if has_ignored else "None",
-            "joints": "train_data.joints" if has_joints else "None",
-        }
-        self.num_keypoints = "len(train_data.joints.names)" if has_joints else "0"
 
     def lines(self, words: str) -> list[str]:
         """The whole file, which these words of a command line ask for."""
@@ -167,7 +158,14 @@ class EjectedFile(Statements):
         data = f"{variable_of(split)}_data"
         pairs = f"{data}.joints.pairs" if getattr(loader.dataset, "joints", None) else "None"
         transforms = [
-            self.part(f"data.{split}.transforms.{index}", "transform", each.name, each.model_extra, pairs=pairs)
+            self.part(
+                f"data.{split}.transforms.{index}",
+                "transform",
+                each.name,
+                each.model_extra,
+                num_classes="len(classes)",
+                pairs=pairs,
+            )
             for index, each in enumerate(part.transforms)
         ]
         if split != "train" and measures_original_size(self.recipe):
@@ -202,9 +200,11 @@ class EjectedFile(Statements):
         part, train = self.recipe.model, self.recipe.train
         self.section("Model, losses and metrics. The initial weights follow from SEED.")
         self.add(f"world.seed({self.name('data.rng.model_seed')}(SEED))")
-        channels = str(num_channels(self.run.train_loader))
-        more = {"in_channels": channels, "num_keypoints": self.num_keypoints}
-        self.set("model", self.part("model", "model", part.name, part.model_extra, **more))
+        loader = self.run.train_loader
+        channels = str(num_channels(loader))
+        keypoints = "len(train_data.joints.names)" if getattr(loader.dataset, "joints", None) else "0"
+        known = {"num_classes": "len(classes)", "in_channels": channels, "num_keypoints": keypoints}
+        self.set("model", self.part("model", "model", part.name, part.model_extra, **known))
         if not is_ours(self.target("model", "model", part.name)[0]):  # which have no lazy layers
             self.add(self.call("models.placement.initialize_lazy_layers", "model", "train_loader"))
         if part.weights is not None:
@@ -225,8 +225,16 @@ class EjectedFile(Statements):
 
     def _task(self) -> None:
         recipe = self.recipe
+        known = {"classes": "classes"}
+        for name in ("ignore_index", "joints"):
+            has_it = getattr(self.run.train_loader.dataset, name, None) is not None
+            known[name] = f"train_data.{name}" if has_it else "None"
+        supplied = known | {"num_classes": "len(classes)"}
         losses, metrics = (
-            [self.part(f"{key}.{index}", kind, each.name, each.model_extra) for index, each in enumerate(parts)]
+            [
+                self.part(f"{key}.{index}", kind, each.name, each.model_extra, **supplied)
+                for index, each in enumerate(parts)
+            ]
             for key, kind, parts in (
                 ("losses", "loss", recipe.losses),
                 ("evaluate.metrics", "metric", recipe.evaluate.metrics),
@@ -243,8 +251,7 @@ class EjectedFile(Statements):
             "extra_metrics": "metrics" if metrics else "()",
         }
         more["weights"] = str(value({each.name: each.weight for each in recipe.losses}))
-        del self.known["num_classes"]
-        self.set("task", self.part("task", "task", recipe.task.name, recipe.task.model_extra, **more))
+        self.set("task", self.part("task", "task", recipe.task.name, recipe.task.model_extra, **known, **more))
 
 
 def _import_folder(used: UsedModule) -> str:

@@ -34,8 +34,6 @@ class Statements:
     def __init__(self, builder: SurrogateBuilder, run: Run, imports: Imports) -> None:
         self.builder, self.run, self.recipe, self.imports = builder, run, builder.recipe, imports
         self.body: list[str] = []
-        self.known: dict[str, str] = {}
-        """What parts are given beside a recipe's arguments if they ask for it: an expression for each name."""
 
     def add(self, code: Code | str, comment: str = "") -> None:
         """Add a statement; its comment goes behind it where there is room, else above it."""
@@ -85,9 +83,11 @@ class Statements:
         return target, self.imports.name(target.__module__, target.__qualname__, kind), first
 
     def part(self, key: str, kind: str, name: str, arguments: Mapping[str, Any] | None, **known: str) -> Code:
-        """A part as the builder makes it, behind the contract of its kind; defaults are left out."""
+        """A part as the builder makes it, behind the contract of its kind; defaults are left out.
+
+        It is given what is `known` by expressions beside a recipe's arguments, as far as it asks for it.
+        """
         target, own, first = self.target(key, kind, name)
-        known = self.known | known
         given = {key: each for key, each in (arguments or {}).items() if each is not None or key not in known}
         if kind == "loss" and is_criterion(target):
             return self.call(_ADAPTERS[kind], value(name), call("partial", own, **given))
