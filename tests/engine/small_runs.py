@@ -194,7 +194,7 @@ class Small:
             "progress": progress,
             "intervals": Intervals(*self.every),
             "store": Store(self.out / "checkpoints"),
-            "choices": Choices(torch.get_num_threads(), self.micro_batch_size, self.world),
+            "choices": Choices(torch.get_num_threads(), self.micro_batch_size, self.world, channels_last=False),
             "visualize": False,
             "explain_nonfinite": explain_nonfinite,
         }

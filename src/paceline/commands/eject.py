@@ -21,7 +21,7 @@ def main(options: argparse.Namespace) -> int:
     from paceline.commands.show import build_assumed
 
     builder, run, missing = build_assumed(checked)
-    lines = EjectedFile(builder, run).lines(shlex.join(["paceline", *options.arguments]))
+    lines = EjectedFile(checked.recipe, builder, run).lines(shlex.join(["paceline", *options.arguments]))
     for note in missing:
         print(f"warning: {note}", file=sys.stderr)
     print("\n".join(lines))

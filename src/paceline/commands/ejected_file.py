@@ -15,7 +15,7 @@ from paceline.engine.run import Run
 from paceline.models.surgery import Surgery
 from paceline.plan.surrogate import SurrogateBuilder
 from paceline.recipe.build_data import measures_original_size, num_channels
-from paceline.recipe.schema import DatasetPart, UsedModule, Weights
+from paceline.recipe.schema import DatasetPart, Recipe, UsedModule, Weights
 
 _OWN_NAMES = (
     "argparse", "batches", "build", "classes", "freezing", "groups", "losses", "master_model", "math", "metrics",
@@ -47,15 +47,15 @@ _LOOP_NAMES = ("do_pending", "record_step", "steps", "stop_if_asked", "training"
 
 
 class EjectedFile(Statements):
-    """Writes the file of one run, which was built on this machine; where data is missing, on assumed data."""
+    """Writes the file of one run."""
 
-    def __init__(self, builder: SurrogateBuilder, run: Run) -> None:
-        super().__init__(builder, run, Imports(_OWN_NAMES))
-        self.resolved = builder.resolved()
+    def __init__(self, recipe: Recipe, builder: SurrogateBuilder, run: Run) -> None:
+        super().__init__(recipe, builder, run, Imports(_OWN_NAMES))
 
     def lines(self, words: str) -> list[str]:
         """The whole file, which these words of a command line ask for."""
-        self._refuse()
+        if self.recipe.train.devices is not None:
+            self.refuse("train.devices", "commands choose devices; set null, and use CUDA_VISIBLE_DEVICES")
         self._world()
         self._data()
         self._batches()
@@ -79,14 +79,6 @@ class EjectedFile(Statements):
             *(*self.body, "", ""),
             *_LOOP.format(name=recipe.name).splitlines(),
         ]
-
-    def _refuse(self) -> None:
-        """Raise RecipeError for keys that mean what only commands do."""
-        train = self.recipe.train
-        if train.devices is not None:
-            self.refuse("train.devices", "commands choose devices; set null, and use CUDA_VISIBLE_DEVICES")
-        if (train.strategy.model_extra or {}).get("parameters", "fp32") != "fp32":
-            self.refuse("train.strategy.parameters", "the file has no trial pass; use fp32")
 
     def _imports(self) -> list[str]:
         """Imports; modules of the user's own come last, from where they are."""
@@ -112,7 +104,7 @@ class EjectedFile(Statements):
         return [
             f"SEED = {train.seed}  # of initial weights, order, augmentation, dropout",
             f"BATCH_SIZE = {data.batch_size}  # samples per optimizer step, over all processes",
-            f"EPOCHS = {train.epochs}" if train.epochs else f"STEPS = {train.steps}",
+            f"EPOCHS = {train.epochs:g}" if train.epochs else f"STEPS = {train.steps}",
             f"LR = {lr}",
         ]
 
@@ -127,8 +119,7 @@ class EjectedFile(Statements):
 
     def _data(self) -> None:
         self.section("Data. What is random about a sample depends on (SEED, epoch, sample) alone.")
-        splits = self.recipe.data.splits()
-        names = list(getattr(self.run.train_loader.dataset, "classes", []))
+        splits, own = self.recipe.data.splits(), dict[str, Any]()
         for split, part in splits.items():
             arguments = dict(part.model_extra or {})
             for name in ("root", "file"):
@@ -136,18 +127,21 @@ class EjectedFile(Statements):
                     found = self._found(("data", *split.split(".", 1), name))
                     is_inside = name == "file" and arguments.get("root") is not None and found == arguments[name]
                     arguments[name] = found if is_inside else Path(found)
-            if split != "train" and names and arguments.get("classes") == names:
+            own = own or arguments
+            if split != "train" and arguments.get("classes") and arguments["classes"] == own.get("classes"):
                 arguments["classes"] = Code("classes")
-            self.set(f"{variable_of(split)}_data", self.part(f"data.{split}", "dataset", part.dataset, arguments))
+            made = self.part(f"data.{split}", "dataset", part.model_copy(update=arguments))
+            self.set(f"{variable_of(split)}_data", made)
             if split == "train":
                 numbers = [str(number) for number in range(self.recipe.model.num_classes or 0)]
-                self.add("classes = train_data.classes" if names else value(numbers).after("classes: list[str] = "))
+                has_names = getattr(self.run.train_loader.dataset, "classes", [])
+                self.add("classes = train_data.classes" if has_names else value(numbers).after("classes: list[str] = "))
         for split, part in splits.items():
             self._loader(split, part)
 
     def _found(self, place: tuple[str, ...]) -> str:
         """A path of the recipe where it was found; below the current folder, from there."""
-        found: Any = self.resolved
+        found: Any = self.run.state.recipe
         for each in place:
             found = found[each]
         return os.path.relpath(found) if Path(found).is_relative_to(Path.cwd()) else str(found)
@@ -158,14 +152,7 @@ class EjectedFile(Statements):
         data = f"{variable_of(split)}_data"
         pairs = f"{data}.joints.pairs" if getattr(loader.dataset, "joints", None) else "None"
         transforms = [
-            self.part(
-                f"data.{split}.transforms.{index}",
-                "transform",
-                each.name,
-                each.model_extra,
-                num_classes="len(classes)",
-                pairs=pairs,
-            )
+            self.part(f"data.{split}.transforms.{index}", "transform", each, num_classes="len(classes)", pairs=pairs)
             for index, each in enumerate(part.transforms)
         ]
         if split != "train" and measures_original_size(self.recipe):
@@ -188,9 +175,9 @@ class EjectedFile(Statements):
         settings = {"drop_last": data.drop_last, "multiple": Code("world.size") if train.sync_bn else 1}
         sizes = ("len(train_data)", "BATCH_SIZE", "micro_batch_size")
         self.set("sampler", self.call("data.sampler.BatchSampler", *sizes, **settings))
-        total = "EPOCHS * sampler.steps_per_epoch"
-        if not isinstance(train.epochs, int):
-            total = f"round({total})" if train.epochs else "STEPS"
+        total = "EPOCHS * sampler.steps_per_epoch" if train.epochs else "STEPS"
+        if train.epochs and train.epochs % 1:
+            total = f"round({total})"
         self.set("progress", self.call("core.intervals.Progress", total, "sampler.steps_per_epoch"))
         workers = None if data.num_workers == "auto" else data.num_workers
         first = ("train_loader", "sampler", "world", "progress")
@@ -204,7 +191,7 @@ class EjectedFile(Statements):
         channels = str(num_channels(loader))
         keypoints = "len(train_data.joints.names)" if getattr(loader.dataset, "joints", None) else "0"
         known = {"num_classes": "len(classes)", "in_channels": channels, "num_keypoints": keypoints}
-        self.set("model", self.part("model", "model", part.name, part.model_extra, **known))
+        self.set("model", self.part("model", "model", part, **known))
         if not is_ours(self.target("model", "model", part.name)[0]):  # which have no lazy layers
             self.add(self.call("models.placement.initialize_lazy_layers", "model", "train_loader"))
         if part.weights is not None:
@@ -221,7 +208,7 @@ class EjectedFile(Statements):
         self.set("weights", self.call("checkpoint.weights.read_weights", found, key=declared.key))
         options = declared.model_dump(exclude={"file", "key"})
         surgery = self.made(Surgery(**options | {"rename": [(old, new) for old, new in declared.rename]}))
-        self.set("report", self.call("models.surgery.apply", "model", "weights", surgery))
+        self.set("report", self.call("models.surgery.load_weights", "model", "weights", surgery))
 
     def _task(self) -> None:
         recipe = self.recipe
@@ -230,28 +217,17 @@ class EjectedFile(Statements):
             has_it = getattr(self.run.train_loader.dataset, name, None) is not None
             known[name] = f"train_data.{name}" if has_it else "None"
         supplied = known | {"num_classes": "len(classes)"}
-        losses, metrics = (
-            [
-                self.part(f"{key}.{index}", kind, each.name, each.model_extra, **supplied)
-                for index, each in enumerate(parts)
-            ]
-            for key, kind, parts in (
-                ("losses", "loss", recipe.losses),
-                ("evaluate.metrics", "metric", recipe.evaluate.metrics),
-            )
-        )
-        names = [each.name for each in recipe.losses]
+        losses = [self.part(f"losses.{i}", "loss", each, **supplied) for i, each in enumerate(recipe.losses)]
+        own = enumerate(recipe.evaluate.metrics)
+        metrics = [self.part(f"evaluate.metrics.{i}", "metric", each, **supplied) for i, each in own]
+        weights = {each.name: each.weight for each in recipe.losses}
         if losses:
-            self.set("losses", value(dict(zip(names, losses, strict=True))))
+            self.set("losses", value(dict(zip(weights, losses, strict=True))))
         if metrics:
             self.set("metrics", value(metrics))
-        more = {
-            "model": "model",
-            "losses": "losses" if losses else "{}",
-            "extra_metrics": "metrics" if metrics else "()",
-        }
-        more["weights"] = str(value({each.name: each.weight for each in recipe.losses}))
-        self.set("task", self.part("task", "task", recipe.task.name, recipe.task.model_extra, **known, **more))
+        known |= {"model": "model", "losses": "losses" if losses else "{}", "weights": str(value(weights))}
+        known["extra_metrics"] = "metrics" if metrics else "()"
+        self.set("task", self.part("task", "task", recipe.task, **known))
 
 
 def _import_folder(used: UsedModule) -> str:

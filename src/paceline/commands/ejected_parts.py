@@ -18,6 +18,7 @@ from paceline.core.user_code import is_ours
 from paceline.engine.run import Run
 from paceline.plan.surrogate import SurrogateBuilder
 from paceline.recipe.build_context import accepted
+from paceline.recipe.schema import Part, Recipe
 
 _ADAPTERS = {
     "dataset": "data.datasets.torch_dataset.as_dataset",
@@ -29,10 +30,10 @@ _ADAPTERS = {
 
 
 class Statements:
-    """The statements that build a run, which was built on this machine; where data is missing, on assumed data."""
+    """The statements that build the run of a recipe, which was built on this machine; on assumed data, if it lacks."""
 
-    def __init__(self, builder: SurrogateBuilder, run: Run, imports: Imports) -> None:
-        self.builder, self.run, self.recipe, self.imports = builder, run, builder.recipe, imports
+    def __init__(self, recipe: Recipe, builder: SurrogateBuilder, run: Run, imports: Imports) -> None:
+        self.recipe, self.builder, self.run, self.imports = recipe, builder, run, imports
         self.body: list[str] = []
 
     def add(self, code: Code | str, comment: str = "") -> None:
@@ -82,21 +83,22 @@ class Statements:
             self.refuse(key, f"{target.__qualname__} cannot be imported; define it at the top of a module")
         return target, self.imports.name(target.__module__, target.__qualname__, kind), first
 
-    def part(self, key: str, kind: str, name: str, arguments: Mapping[str, Any] | None, **known: str) -> Code:
+    def part(self, key: str, kind: str, part: Part, **known: str) -> Code:
         """A part as the builder makes it, behind the contract of its kind; defaults are left out.
 
         It is given what is `known` by expressions beside a recipe's arguments, as far as it asks for it.
         """
+        name: str = getattr(part, "dataset", "") or getattr(part, "name", "")
         target, own, first = self.target(key, kind, name)
-        given = {key: each for key, each in (arguments or {}).items() if each is not None or key not in known}
+        arguments = part.model_extra or {}
+        given = {key: each for key, each in arguments.items() if each is not None or key not in known}
         if kind == "loss" and is_criterion(target):
             return self.call(_ADAPTERS[kind], value(name), call("partial", own, **given))
         parameters = signature_of(target).parameters
         unset: dict[str, Any] = {key: Code(text) for key, text in known.items() if key not in given}
         more = accepted(target, unset, takes_any=kind not in ("loss", "metric"))
-        more = {
-            key: code for key, code in more.items() if str(code) != repr(getattr(parameters.get(key), "default", None))
-        }
+        defaults = {key: repr(parameter.default) for key, parameter in parameters.items()}
+        more = {key: code for key, code in more.items() if str(code) != defaults.get(key, "None")}
         named = without_defaults(target, given) | more
         named = {key: named[key] for key in [*parameters, *named] if key in named}
         for parameter in list(parameters)[len(first) :]:  # such as model and world

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from paceline.commands.ejected_parts import Statements, variable_of, without_defaults
 from paceline.commands.python_source import Code, call, value
+from paceline.core.signatures import signature_of
 from paceline.engine.run import RunInfo
-from paceline.models.surgery import find_heads
-from paceline.optim.lr_scheduler import LRChangeLog, Schedule
+from paceline.optim.lr_scheduler import LRChangeLog, Schedule, Transition
 from paceline.optim.optimizers import accepts
-from paceline.recipe.build_training import group_settings
-from paceline.recipe.schema import OptimizerPart, SchedulePart, TransitionPart
+from paceline.recipe.build_training import group_settings, optimizer_arguments
+from paceline.recipe.schema import SchedulePart, TransitionPart
 
 _SHARDED = ("fsdp", "zero")
 _HALF_WEIGHTS = ("O2", "O3")
@@ -21,42 +19,35 @@ _HALF_WEIGHTS = ("O2", "O3")
 
 def write_optimizer(file: Statements) -> None:
     """Activation checkpointing, frozen layers, parameter groups, optimizer and schedules."""
-    train, part = file.recipe.train, file.recipe.optimizer
-    checkpointing, model = train.activation_checkpointing, file.recipe.model
-    if checkpointing.name != "none":
+    train, part, model = file.recipe.train, file.recipe.optimizer, file.recipe.model
+    if train.activation_checkpointing.name != "none":
         key = "activation_checkpointing"
-        file.add(f"{file.part(f'train.{key}', key, checkpointing.name, checkpointing.model_extra)}.apply(model)")
+        file.add(f"{file.part(f'train.{key}', key, train.activation_checkpointing)}.apply(model)")
     file.section("Optimizer. The learning rate is a function of the step; a group multiplies it by its lr_scale.")
     if model.freeze or model.unfreeze:
-        _freezing(file)
+        stages = [(Code(_steps(each, "at") or "0"), each.match) for each in model.unfreeze]
+        named = {"unfreeze": stages} if stages else {}
+        file.set("freezing", file.call("models.freezing.Freezing", "model", value(model.freeze), **named))
+    if model.unfreeze:
+        file.add("freezing.apply(progress.total_steps)", "the optimizer gets all that is ever trained")
     if train.strategy.name in _SHARDED:
         file.set("strategy", _strategy(file), "before the optimizer, which gets shards")
-    file.set("groups", _groups(file, part))
-    file.set("optimizer", _optimizer(file, part, file.run.model))
+    file.set("groups", _groups(file))
+    file.set("optimizer", _optimizer(file))
     if model.unfreeze:
         file.add("freezing.apply(0)")
     if part.trust_ratio is not None:
         file.add(file.call("optim.optimizers.add_trust_ratio", "optimizer", **part.trust_ratio.model_dump()))
     schedule = file.recipe.schedule
     transitions = {"momentum": schedule.momentum, "weight_decay": schedule.weight_decay}
-    named = {name: _schedule(file, "Transition", each) for name, each in transitions.items() if each is not None}
-    file.set("schedule", _schedule(file, "Schedule", schedule))
-    file.set("scheduler", file.call("optim.lr_scheduler.Scheduler", "optimizer", "schedule", **named))
+    others = {name: _schedule(file, Transition, each) for name, each in transitions.items() if each is not None}
+    file.set("schedule", _schedule(file, Schedule, schedule))
+    file.set("scheduler", file.call("optim.lr_scheduler.Scheduler", "optimizer", "schedule", **others))
 
 
-def _freezing(file: Statements) -> None:
-    part = file.recipe.model
-    stages = [
-        Code("(", [Code(_stage(stage.at_epochs, stage.at_steps)), value(stage.match)], ")") for stage in part.unfreeze
-    ]
-    made = file.call("models.freezing.Freezing", "model", value(part.freeze), *[value(stages)] * bool(stages))
-    file.set("freezing", made)
-    if stages:
-        file.add("freezing.apply(progress.total_steps)", "the optimizer gets all that is ever trained")
-
-
-def _groups(file: Statements, part: OptimizerPart) -> Code:
+def _groups(file: Statements) -> Code:
     """The parameter groups."""
+    part = file.recipe.optimizer
     wanted = group_settings(part)
     named: dict[str, Any] = {"no_decay_1d": wanted.no_decay_1d, "use_no_weight_decay": wanted.use_no_weight_decay}
     if wanted.kinds:
@@ -70,30 +61,29 @@ def _groups(file: Statements, part: OptimizerPart) -> Code:
     return file.call("optim.param_groups.build_groups", "model", **decays, **named)
 
 
-def _optimizer(file: Statements, part: OptimizerPart, model: nn.Module) -> Code:
+def _optimizer(file: Statements) -> Code:
     """The optimizer over `groups`."""
+    part = file.recipe.optimizer
     target, own, first = file.target("optimizer", "optimizer", part.name)
-    arguments = dict(part.model_extra or {})
-    if part.name == "muon":  # meant for hidden layers
-        arguments["adamw"] = [*arguments["adamw"], *find_heads(model)]
-    tuples = {key: tuple(each) if isinstance(each, list) else each for key, each in arguments.items()}
-    named = {**without_defaults(target, tuples), "lr": Code("LR")}
+    arguments = without_defaults(target, optimizer_arguments(part, file.run.model))
+    named = {key: tuple(each) if isinstance(each, list) else each for key, each in arguments.items()}
+    named["lr"] = Code("LR")
     if accepts(target, "weight_decay"):
         named["weight_decay"] = part.weight_decay
     return call(own, *first, "[group.as_optimizer_group(LR) for group in groups]", **named)
 
 
-def _schedule(file: Statements, kind: str, part: SchedulePart | TransitionPart) -> Code:
-    decay = file.target("schedule.decay", "schedule", part.decay)
-    keys = {key: getattr(part, key) for key in type(part).model_fields.keys() - {"decay", "momentum", "weight_decay"}}
-    first = ["LR"] if kind == "Schedule" else [repr(keys.pop("start")), repr(keys.pop("end"))]
+def _schedule(file: Statements, kind: type[Schedule | Transition], part: SchedulePart | TransitionPart) -> Code:
+    target, own, _ = file.target("schedule.decay", "schedule", part.decay)
+    keys = {key: getattr(part, key) for key in signature_of(kind).parameters if hasattr(part, key)}
+    del keys["decay"]
+    first = ["LR"] if kind is Schedule else [repr(keys.pop("start")), repr(keys.pop("end"))]
     if not (keys.get("warmup_epochs") or keys.get("warmup_steps")):
         keys = {key: each for key, each in keys.items() if not key.startswith("warmup")}
-    arguments = without_defaults(decay[0], part.model_extra or {})
+    arguments = without_defaults(target, part.model_extra or {})
+    more = [value(arguments)] if arguments else []
     length = {key: Code(f"progress.{key}") for key in ("total_steps", "steps_per_epoch")}
-    ordered = {key: keys[key] for key in Schedule.__init__.__annotations__ if key in keys}
-    more = [value(arguments)] * bool(arguments)
-    return file.call(f"optim.lr_scheduler.{kind}", *first, decay[1], *more, **ordered, **length)
+    return file.call(f"optim.lr_scheduler.{kind.__name__}", *first, own, *more, **keys, **length)
 
 
 def write_strategy(file: Statements) -> None:
@@ -117,12 +107,10 @@ def _strategy(file: Statements) -> Code:
     part, reproducible = file.recipe.train.strategy, file.recipe.train.reproducible
     if reproducible == "world":
         return file.call("engine.strategies.deterministic.DeterministicStrategy", "model", "world")
-    known = {"model": "model", "world": "world", "is_exact": str(reproducible != "off")}
-    if part.name == "dp":
-        count = file.imports.name("torch.cuda", "device_count")
-        known["devices"] = f'list(range({count}())) if world.device.type == "cuda" else []'
-    name = "ddp" if part.name == "auto" else part.name  # which is `single` in one process
-    return file.part("train.strategy", "strategy", name, part.model_extra, **known)
+    if part.name == "auto":
+        part = part.model_copy(update={"name": "ddp"})  # which is `single` in one process
+    is_exact = str(reproducible != "off")
+    return file.part("train.strategy", "strategy", part, model="model", world="world", is_exact=is_exact)
 
 
 def write_run(file: Statements) -> None:
@@ -133,10 +121,14 @@ def write_run(file: Statements) -> None:
     named: dict[str, Any] = {"name": recipe.name, "out": Code("out"), "seed": Code("SEED")}
     named |= {name: Code(name) for name in ("world", "task", "model", "state", "scheduler", "train_loader", "batches")}
     evaluate = {key: getattr(recipe.evaluate, key) for key in ("batch_size", "num_workers", "threads")}
-    make = "engine.run.make_evaluation_set"
-    loaders = {split: f"{variable_of(split)}_loader" for split in file.run.evaluations}
-    named["evaluations"] = {split: file.call(make, loader, "world", **evaluate) for split, loader in loaders.items()}
-    named["intervals"] = _intervals(file)
+    named["evaluations"] = {
+        split: file.call("engine.run.make_evaluation_set", f"{variable_of(split)}_loader", "world", **evaluate)
+        for split in file.run.evaluations
+    }
+    epoch = "progress.steps_per_epoch"
+    intervals = {"evaluate": _steps(recipe.evaluate) or epoch, "log": _steps(recipe.logging) or "20"}
+    intervals["save"] = _steps(recipe.checkpoint) or epoch
+    named["intervals"] = file.call("engine.run.Intervals", **{name: Code(each) for name, each in intervals.items()})
     kept = {key: getattr(store, key) for key in ("keep_last", "best", "direction", "keep_every")}
     named["store"] = file.call("checkpoint.store.Store", 'out / "checkpoints"', **kept)
     named["clip_gradients"] = _clip(file)
@@ -150,35 +142,23 @@ def write_run(file: Statements) -> None:
 
 
 def _state(file: Statements) -> Code:
-    train, parts = file.recipe.train, file.builder.parts
-    channels_last = None if train.channels_last == "auto" else train.channels_last
+    train = file.recipe.train
+    layout = None if train.channels_last == "auto" else train.channels_last
     choices = ("threads", "micro_batch_size", "world.size")
     named: dict[str, Any] = {
         "model": Code("master_model" if train.precision in _HALF_WEIGHTS else "model"),
         **{name: Code(name) for name in ("optimizer", "progress", "strategy", "precision")},
-        "choices": file.call("engine.state.Choices", *choices, channels_last=channels_last),
+        "choices": file.call("engine.state.Choices", *choices, channels_last=layout),
     }
     if train.on_nonfinite != "stop":
         named["finite_check"] = file.call("engine.nonfinite.FiniteCheck", value(train.on_nonfinite))
     if train.averaging.name != "none":
         length = {key: f"progress.{key}" for key in ("total_steps", "steps_per_epoch")}
-        part = train.averaging
-        named["averaging"] = file.part("train.averaging", "averaging", part.name, part.model_extra, **length)
-    if parts:
+        named["averaging"] = file.part("train.averaging", "averaging", train.averaging, **length)
+    if parts := file.builder.parts:
         losses = {name: f"losses[{value(name.removeprefix('loss '))}]" for name in parts}
         named["parts"] = {name: Code("task" if name == "task" else losses[name]) for name in parts}
     return file.call("engine.state.RunState", **named)
-
-
-def _intervals(file: Statements) -> Code:
-    recipe, epoch = file.recipe, "progress.steps_per_epoch"
-    evaluate, logging, checkpoint = recipe.evaluate, recipe.logging, recipe.checkpoint
-    named = {
-        "evaluate": Code(_duration(evaluate.every_epochs, evaluate.every_steps) or epoch),
-        "log": Code(_duration(logging.every_epochs, logging.every_steps) or "20"),
-        "save": Code(_duration(checkpoint.every_epochs, checkpoint.every_steps) or epoch),
-    }
-    return file.call("engine.run.Intervals", **named)
 
 
 def _clip(file: Statements) -> Code | None:
@@ -202,14 +182,10 @@ def _info(file: Statements) -> Code:
     return file.call("engine.run.RunInfo", **named)
 
 
-def _duration(epochs: float | None, steps: int | None) -> str:
+def _steps(section: Any, word: str = "every") -> str:
     """A duration in steps as an expression; empty for none."""
-    if steps is not None:
-        return str(steps)
-    if epochs is None:
-        return ""
-    return "progress.steps_per_epoch" if epochs == 1 else f"{epochs:g} * progress.steps_per_epoch"
-
-
-def _stage(epochs: float | None, steps: int | None) -> str:
-    return str(steps) if steps is not None else f"round({_duration(epochs, None)})"
+    epochs, steps = getattr(section, f"{word}_epochs"), getattr(section, f"{word}_steps")
+    if steps is not None or epochs is None:
+        return "" if steps is None else str(steps)
+    text = "progress.steps_per_epoch" if epochs == 1 else f"{epochs:g} * progress.steps_per_epoch"
+    return f"round({text})" if word == "at" else text

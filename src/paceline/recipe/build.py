@@ -34,7 +34,7 @@ from paceline.metrics.adapter import as_metric
 from paceline.metrics.metric import declared_values, is_higher_better
 from paceline.models.model_errors import limit_size
 from paceline.models.placement import initialize_lazy_layers, place_model
-from paceline.models.surgery import Surgery, SurgeryReport, add_head_batch_norm, apply
+from paceline.models.surgery import Surgery, SurgeryReport, add_head_batch_norm, load_weights
 from paceline.optim.lr_scheduler import LRChangeLog
 from paceline.recipe import build_data, build_training
 from paceline.recipe.build_context import BuildContext, check_data, check_recipe, open_together, read_weights_together
@@ -265,7 +265,7 @@ class Builder(BuildContext):
         options = declared.model_dump(exclude={"file", "key"})
         options["rename"] = [(pattern, new) for pattern, new in declared.rename]
         try:
-            return apply(model, found.tensors, Surgery(**options))
+            return load_weights(model, found.tensors, Surgery(**options))
         except ValueError as error:
             raise CheckpointError(str(error)) from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -64,11 +63,9 @@ def _strategy(context: BuildContext, model: nn.Module) -> SingleStrategy:
     if name in ("single", "dp") and world.size > 1:
         message = f"{name} needs one process, got {world.size}; use ddp, or --procs 1"
         raise RecipeError(f"{context.checked.locate('train.strategy')}: {message}")
-    devices = list(range(torch.cuda.device_count())) if world.device.type == "cuda" else []
-    supplied = {"model": model, "world": world, "devices": devices}
     is_exact = context.recipe.train.reproducible != "off"
     with context.error_context("train.strategy"):
-        made: SingleStrategy = context.make("strategy", name, part, **supplied, is_exact=is_exact)
+        made: SingleStrategy = context.make("strategy", name, part, model=model, world=world, is_exact=is_exact)
     return made
 
 
@@ -133,15 +130,21 @@ def make_groups(context: BuildContext, model: nn.Module) -> list[Group]:
         raise RecipeError(lines) from error
 
 
+def optimizer_arguments(part: OptimizerPart, model: nn.Module) -> dict[str, Any]:
+    """The optimizer's own arguments; muon is meant for hidden layers, so AdamW takes the head too."""
+    arguments = dict(part.model_extra or {})
+    if part.name == "muon":
+        arguments["adamw"] = [*arguments["adamw"], *find_heads(model)]
+    return arguments
+
+
 def build_optimizer(context: BuildContext, model: nn.Module, freezing: Freezing, progress: Progress) -> Optimizer:
     """The optimizer over everything that is ever trained; frozen parameters get no state."""
     part, lr = context.recipe.optimizer, effective_lr(context)
     freezing.apply(progress.total_steps)
     with context.error_context("optimizer"):
         groups = [group.as_optimizer_group(lr) for group in make_groups(context, model)]
-        arguments = dict(part.model_extra or {})
-        if part.name == "muon":  # meant for hidden layers
-            arguments["adamw"] = [*arguments["adamw"], *find_heads(model)]
+        arguments = optimizer_arguments(part, model)
         optimizer = make_optimizer(resolve("optimizer", part.name), groups, lr, part.weight_decay, arguments)
     freezing.apply(0)
     if part.trust_ratio is not None:
