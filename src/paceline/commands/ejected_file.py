@@ -111,7 +111,9 @@ class EjectedFile(Statements):
     def _world(self) -> None:
         train = self.recipe.train
         device = [value(train.device)] * (train.device != "auto")
-        self.set("world", self.call("core.world.join", *device), "the processes that torchrun started, or this one")
+        self.set(
+            "world", self.call("core.world.join", *device), "the processes that torchrun started; else a world of one"
+        )
         threads = None if train.threads == "auto" else train.threads
         settings = {"threads": threads, "reproducible": train.reproducible}
         configured = self.call("engine.torch_settings.configure_torch", "world", **settings)

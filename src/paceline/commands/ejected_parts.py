@@ -19,6 +19,7 @@ from paceline.engine.run import Run
 from paceline.plan.surrogate import SurrogateBuilder
 from paceline.recipe.build_context import accepted
 from paceline.recipe.schema import Part, Recipe
+from paceline.recipe.validate import DEFAULT
 
 _ADAPTERS = {
     "dataset": "data.datasets.torch_dataset.as_dataset",
@@ -84,7 +85,7 @@ class Statements:
         return target, self.imports.name(target.__module__, target.__qualname__, kind), first
 
     def part(self, key: str, kind: str, part: Part, **known: str) -> Code:
-        """A part as the builder makes it, behind the contract of its kind; defaults are left out.
+        """A part as the builder makes it, behind the contract of its kind.
 
         It is given what is `known` by expressions beside a recipe's arguments, as far as it asks for it.
         """
@@ -99,7 +100,7 @@ class Statements:
         more = accepted(target, unset, takes_any=kind not in ("loss", "metric"))
         defaults = {key: repr(parameter.default) for key, parameter in parameters.items()}
         more = {key: code for key, code in more.items() if str(code) != defaults.get(key, "None")}
-        named = without_defaults(target, given) | more
+        named = self.shown(key, target, given) | more
         named = {key: named[key] for key in [*parameters, *named] if key in named}
         for parameter in list(parameters)[len(first) :]:  # such as model and world
             if str(named.get(parameter)) != parameter:
@@ -107,6 +108,11 @@ class Statements:
             first.append(named.pop(parameter))
         made = call(own, *first, **named)
         return made if kind not in _ADAPTERS or is_ours(target) else self.call(_ADAPTERS[kind], value(name), made)
+
+    def shown(self, key: str, target: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that somebody wrote into the recipe below a key, or that are not what `target` takes anyway."""
+        needed, origin = without_defaults(target, given), self.builder.checked.origin
+        return {name: each for name, each in given.items() if name in needed or origin(f"{key}.{name}") != DEFAULT}
 
     def refuse(self, key: str, why: str) -> None:
         """Raise RecipeError for what cannot be written."""

@@ -65,7 +65,7 @@ def _optimizer(file: Statements) -> Code:
     """The optimizer over `groups`."""
     part = file.recipe.optimizer
     target, own, first = file.target("optimizer", "optimizer", part.name)
-    arguments = without_defaults(target, optimizer_arguments(part, file.run.model))
+    arguments = file.shown("optimizer", target, optimizer_arguments(part, file.run.model))
     named = {key: tuple(each) if isinstance(each, list) else each for key, each in arguments.items()}
     named["lr"] = Code("LR")
     if accepts(target, "weight_decay"):
@@ -89,7 +89,7 @@ def _schedule(file: Statements, kind: type[Schedule | Transition], part: Schedul
 def write_strategy(file: Statements) -> None:
     """Precision and strategy."""
     train = file.recipe.train
-    file.section("What to compute in, and how processes share gradients.")
+    file.section("Precision and strategy: what to compute in, and how processes share gradients.")
     settings = {"loss_scale": train.loss_scale, "keep_norms": train.keep_norms_fp32}
     make = "engine.precision.mixed.make_precision"
     file.set("precision", file.call(make, value(train.precision), "world.device", **settings))
