@@ -18,13 +18,14 @@ from paceline.recipe.build_data import measures_original_size, num_channels
 from paceline.recipe.schema import DatasetPart, Recipe, UsedModule, Weights
 
 _OWN_NAMES = (
-    "argparse", "batches", "build", "classes", "freezing", "groups", "losses", "master_model", "math", "metrics",
-    "micro_batch_size", "model", "optimizer", "out", "parser", "partial", "precision", "progress", "report",
+    "argparse", "batches", "build", "classes", "freezing", "groups", "losses", "master_model", "metrics",
+    "micro_batch_size", "model", "optimizer", "out", "parser", "precision", "progress", "report",
     "result", "run", "sampler", "schedule", "scheduler", "state", "step_batch", "strategy", "sys", "task",
-    "threads", "train", "triggers", "weights", "world", "Path", "BATCH_SIZE", "EPOCHS", "LR", "SEED", "STEPS",
+    "threads", "train", "triggers", "weights", "world", "BATCH_SIZE", "EPOCHS", "LR", "SEED", "STEPS",
 )  # fmt: skip
 """What the file itself defines, so that an imported part of the same name gets another."""
 
+_STANDARD = ("functools", "math", "pathlib")
 _LOOP = '''def train(run: Run) -> None:
     """Take the steps that are left; after each, do what is due."""
     triggers = run.triggers()
@@ -51,6 +52,7 @@ class EjectedFile(Statements):
 
     def __init__(self, recipe: Recipe, builder: SurrogateBuilder, run: Run) -> None:
         super().__init__(recipe, builder, run, Imports(_OWN_NAMES))
+        self.imports.name("pathlib", "Path")
 
     def lines(self, words: str) -> list[str]:
         """The whole file, which these words of a command line ask for."""
@@ -66,7 +68,7 @@ class EjectedFile(Statements):
         write_run(self)
         for path in (*(f"engine.loop.{name}" for name in _LOOP_NAMES), "engine.step.train_step", "run.train.open_run"):
             self.name(path)
-        recipe = self.recipe
+        recipe, constants = self.recipe, self._constants()
         written = f"Written by `{words}`; the results are bit-identical."
         escaped = written.replace("\\", "\\\\").replace('"""', '\\"""')
         return [
@@ -74,7 +76,7 @@ class EjectedFile(Statements):
             *("", *textwrap.wrap(escaped, WIDTH, break_long_words=False, break_on_hyphens=False)),
             *("", "    python train.py  # again: continues from the newest checkpoint"),
             *("    torchrun --nproc-per-node 2 train.py", '"""', ""),
-            *(*self._imports(), "", *self._constants(), "", ""),
+            *(*self._imports(), "", *constants, "", ""),
             *("def build(out: Path) -> Run:", '    """Construct everything that the run consists of."""'),
             *(*self.body, "", ""),
             *_LOOP.format(name=recipe.name).splitlines(),
@@ -85,22 +87,24 @@ class EjectedFile(Statements):
         used = self.recipe.use if isinstance(self.recipe.use, list) else []
         own = [each for each in used if isinstance(each, UsedModule)]
         packages = [each.module.partition(".")[0] for each in own]
-        text = "\n".join([*self.body, *self._constants()])
-        standard = {"argparse": True, "math": "math.sqrt(" in text, "sys": bool(own)}
-        lines = [f"import {name}" for name, is_used in standard.items() if is_used]
-        lines += ["from functools import partial"] * ("partial(" in text)
-        lines += ["from pathlib import Path", "", *self.imports.lines(packages, are_in=False)]
-        if own:
-            lines += ["", *(f"sys.path.insert(0, {value(each)})" for each in dict.fromkeys(map(_import_folder, own)))]
-            lines += [f"{line}  # noqa: E402" for line in self.imports.lines(packages, are_in=True)]
-        return lines
+        folders = dict.fromkeys(map(_import_folder, own))
+        return [
+            *("import argparse", *["import sys"] * bool(own), *self.imports.lines(_STANDARD)),
+            *("", *self.imports.lines(without=[*_STANDARD, *packages])),
+            *([""] * bool(own) + [f"sys.path.insert(0, {value(each)})" for each in folders]),
+            *(f"{line}  # noqa: E402" for line in self.imports.lines(packages)),
+        ]
 
     def _constants(self) -> list[str]:
         train, data, optimizer = self.recipe.train, self.recipe.data, self.recipe.optimizer
         lr = repr(optimizer.lr)
         if optimizer.base_batch_size:
             ratio = f"BATCH_SIZE / {optimizer.base_batch_size}"
-            lr += f" * ({ratio})" if optimizer.lr_scaling == "linear" else f" * math.sqrt({ratio})"
+            lr += (
+                f" * ({ratio})"
+                if optimizer.lr_scaling == "linear"
+                else f" * {self.imports.name('math', 'sqrt')}({ratio})"
+            )
         return [
             f"SEED = {train.seed}  # of initial weights, order, augmentation, dropout",
             f"BATCH_SIZE = {data.batch_size}  # samples per optimizer step, over all processes",

@@ -94,7 +94,9 @@ class Statements:
         arguments = part.model_extra or {}
         given = {key: each for key, each in arguments.items() if each is not None or key not in known}
         if kind == "loss" and is_criterion(target):
-            return self.call(_ADAPTERS[kind], value(name), call("partial", own, **given))
+            return self.call(
+                _ADAPTERS[kind], value(name), call(self.imports.name("functools", "partial"), own, **given)
+            )
         parameters = signature_of(target).parameters
         unset: dict[str, Any] = {key: Code(text) for key, text in known.items() if key not in given}
         more = accepted(target, unset, takes_any=kind not in ("loss", "metric"))

@@ -76,11 +76,12 @@ class Imports:
             self._names[module, name] = known
         return self._names[module, name]
 
-    def lines(self, packages: Collection[str], are_in: bool) -> list[str]:
-        """The statements in the usual order: of these packages, or of all others."""
+    def lines(self, packages: Collection[str] | None = None, without: Collection[str] = ()) -> list[str]:
+        """The statements in the usual order: of these packages, or of all but some."""
         found: dict[tuple[str, str], list[str]] = {}
         for (module, name), known in self._names.items():
-            if (module.partition(".")[0] in packages) == are_in:
+            package = module.partition(".")[0]
+            if package not in without if packages is None else package in packages:
                 renamed = "" if name == known else name  # formatters give these a line of their own
                 found.setdefault((module, renamed), []).append(f"{name} as {known}" if renamed else name)
         return [line for module, other in sorted(found) for line in _import(module, found[module, other])]
