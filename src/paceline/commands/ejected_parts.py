@@ -102,7 +102,7 @@ class Statements:
         more = accepted(target, unset, takes_any=kind not in ("loss", "metric"))
         defaults = {key: repr(parameter.default) for key, parameter in parameters.items()}
         more = {key: code for key, code in more.items() if str(code) != defaults.get(key, "None")}
-        named = self.shown(key, target, given) | more
+        named = self.explicit(key, target, given) | more
         named = {key: named[key] for key in [*parameters, *named] if key in named}
         for parameter in list(parameters)[len(first) :]:  # such as model and world
             if str(named.get(parameter)) != parameter:
@@ -111,7 +111,7 @@ class Statements:
         made = call(own, *first, **named)
         return made if kind not in _ADAPTERS or is_ours(target) else self.call(_ADAPTERS[kind], value(name), made)
 
-    def shown(self, key: str, target: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    def explicit(self, key: str, target: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that somebody wrote into the recipe below a key, or that are not what `target` takes anyway."""
         needed, origin = without_defaults(target, given), self.builder.checked.origin
         return {name: each for name, each in given.items() if name in needed or origin(f"{key}.{name}") != DEFAULT}

@@ -65,7 +65,7 @@ def _optimizer(file: Statements) -> Code:
     """The optimizer over `groups`."""
     part = file.recipe.optimizer
     target, own, first = file.target("optimizer", "optimizer", part.name)
-    arguments = file.shown("optimizer", target, optimizer_arguments(part, file.run.model))
+    arguments = file.explicit("optimizer", target, optimizer_arguments(part, file.run.model))
     named = {key: tuple(each) if isinstance(each, list) else each for key, each in arguments.items()}
     named["lr"] = Code("LR")
     if accepts(target, "weight_decay"):
