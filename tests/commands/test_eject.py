@@ -90,8 +90,7 @@ def test_recipes_for_fashion_give_the_same_bits(tmp_path: Path) -> None:
 def write_fashion(folder: Path) -> None:
     """The first images of the embedded data, as IDX files."""
     folder.mkdir(parents=True)
-    for split, prefix in (("train", "train"), ("test", "t10k")):
-        data = fashion_small(split)
+    for prefix, data in {"train": fashion_small("train"), "t10k": fashion_small("test")}.items():
         fields = {"images-idx3-ubyte": data.images[:16, 0], "labels-idx1-ubyte": data.fields["label"][:16]}
         for name, values in fields.items():
             header = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape)
