@@ -86,7 +86,6 @@ class TrainBatches:
 
     source: SplitLoader
     sampler: BatchSampler
-    order: Permutation
     world: World
     progress: Progress
     workers: int | None = None
@@ -97,6 +96,7 @@ class TrainBatches:
     _last: tuple[int, _Planned | None] = (-1, None)
 
     def __post_init__(self) -> None:
+        self.order = Permutation(self.sampler.size, self.source.seed)
         if self.source.in_memory and self.kind == "auto":
             self.workers = 0
         elif self.source.uses_global_rng and self.kind in ("auto", "thread"):

@@ -13,7 +13,7 @@ from paceline.core.signatures import signature_of
 from paceline.core.text import join_first, pluralize
 from paceline.data.datasets.torch_dataset import as_dataset
 from paceline.data.loader import TrainBatches
-from paceline.data.sampler import BatchSampler, Permutation, automatic_micro_batch_size, check_processes
+from paceline.data.sampler import BatchSampler, automatic_micro_batch_size, check_processes
 from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.data.transforms.base import KeepOriginal
@@ -103,8 +103,7 @@ def make_batches(context: BuildContext, loader: SplitLoader, sampler: BatchSampl
         message = "memory needs a data set in memory and batch transforms only; use auto"
         raise RecipeError(f"{context.checked.locate('data.loader')}: {message}")
     workers = None if data.num_workers == "auto" else data.num_workers
-    order = Permutation(sampler.size, context.recipe.train.seed)
-    return TrainBatches(loader, sampler, order, context.world, progress, workers, kind=data.loader)
+    return TrainBatches(loader, sampler, context.world, progress, workers, kind=data.loader)
 
 
 def check_dali(context: BuildContext, loader: SplitLoader) -> None:
