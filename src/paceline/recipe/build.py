@@ -113,6 +113,7 @@ class Builder(BuildContext):
         model = self.model(loaders["train"], classes)
         task, precision = self.task(loaders["train"].dataset, classes, model), build_training.choose_precision(self)
         for loader in loaders.values():
+            build_data.fit_padding(loader, model)
             loader.checks = [loss.check for loss in self.losses.values() if hasattr(loss, "check")]
         self.checkpointed_blocks = build_training.checkpoint_activations(self, model)
         freezing = build_training.make_freezing(self, model, progress)

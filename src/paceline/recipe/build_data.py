@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.intervals import Progress
@@ -13,6 +16,7 @@ from paceline.core.signatures import signature_of
 from paceline.core.text import join_first, pluralize
 from paceline.data.datasets.torch_dataset import as_dataset
 from paceline.data.loader import TrainBatches
+from paceline.data.padding import Padding
 from paceline.data.sampler import BatchSampler, Permutation, automatic_micro_batch_size, check_processes
 from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
@@ -23,6 +27,7 @@ from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import DatasetPart, Recipe
 
 _MAX_CLASSES = 5  # that a message lists
+_IGNORED = 255  # the id that losses and metrics leave out unless told otherwise
 _MAX_NOTES = 5  # of a data set, at the start of a run
 
 
@@ -194,7 +199,28 @@ def add_transforms(
             require_clips(dataset, transforms)
         if split != "train" and measures_original_size(context.recipe):
             transforms.insert(0, KeepOriginal())
-        return SplitLoader(dataset, transforms, context.recipe.train.seed, skips)
+        loader = SplitLoader(dataset, transforms, context.recipe.train.seed, skips)
+        loader.padding = _choose_padding(context, dataset)
+        return loader
+
+
+def _choose_padding(context: BuildContext, dataset: Dataset) -> Padding | None:
+    """How images of different sizes are stacked; None if the task takes images of one size alone."""
+    ignored, num_classes = getattr(dataset, "ignore_index", None), len(dataset.classes)
+    is_full = num_classes > _IGNORED and ignored is None  # no id is left that masks could be filled with
+    if not getattr(resolve("task", context.recipe.task.name), "pads_images", False) or is_full:
+        return None
+    return Padding(0 if num_classes < 2 else _IGNORED if ignored is None else ignored)
+
+
+def fit_padding(loader: SplitLoader, model: nn.Module) -> None:
+    """Pad to the multiples that a model asks for by `size_divisible`, and nothing where its `pads_images` is false."""
+    divisor = int(getattr(model, "size_divisible", 1))
+    if not getattr(model, "pads_images", True):
+        loader.padding = None
+    if loader.padding is not None and divisor > 1:
+        loader.padding = replace(loader.padding, size_divisible=divisor)
+        loader.in_memory = False  # whole batches of tensors are not padded
 
 
 def measures_original_size(recipe: Recipe) -> bool:
