@@ -37,8 +37,9 @@ class Dataset(Protocol):
     """Samples by number, and what a model must know of them.
 
     Some have more: `draws`, how many random numbers `read(index, draws)` takes; `path(index)`, the file that messages
-    about a sample name; `open(index)`, like `read` but with the image still `Encoded`; `joints`, the names of
-    keypoints; `notes`, what was found odd when the index was read. Several threads read at once.
+    about a sample name; `open(index)`, like `read` but with the image still `Encoded`; `image_sizes()`, the height and
+    width of each image [N, 2]; `joints`, the names of keypoints; `notes`, what was found odd when the index was read.
+    Several threads read at once.
     """
 
     classes: list[str]
