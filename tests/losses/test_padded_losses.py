@@ -42,7 +42,7 @@ def test_a_padded_batch_has_the_sums_and_counts_of_its_images(name: str) -> None
     )
     if (count := loss.count(batch)) is not None:
         assert float(count) == pytest.approx(sum(float(loss.count(one) or 0) for _, one in each), rel=1e-6)
-    term.numerator.backward()
+    term.numerator.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     is_inside = batch.is_inside()
     assert is_inside is not None
