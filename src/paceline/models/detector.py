@@ -43,8 +43,8 @@ class Detector(Protocol):
     """A model that detects objects. It may also have `count(images, targets)`, what each loss is divided by, if that
     does not depend on predictions; without, a step of several micro-batches needs a first pass without gradient.
 
-    If its forward takes `image_sizes`, it is told the height and width of each image where images differ in size and
-    are padded with zeros on the right and below; without, it sees the zeros.
+    If its forward takes `image_sizes`, it gets the height and width of each image where images differ in size and are
+    padded with zeros on the right and below; without, it sees the zeros.
     """
 
     loss_names: Sequence[str]

@@ -28,7 +28,7 @@ from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import DatasetPart, Recipe
 
 _MAX_CLASSES = 5  # that a message lists
-_IGNORED = 255  # the id that losses and metrics leave out unless told otherwise
+_IGNORED = 255  # the default `ignore_index` of losses and metrics
 _MAX_NOTES = 5  # of a data set, at the start of a run
 
 
