@@ -50,6 +50,11 @@ def test_every_sample_comes_once_and_batches_are_pure_but_for_remainders(
         assert np.array_equal(fresh, samples[position:])
 
 
+def test_the_order_is_the_one_it_always_was() -> None:
+    groups = np.array([0, 1, 1, 0, 2, 1, 0, 1, 1, 0, 1, 0, 2, 1, 0], np.uint8)
+    assert GroupedPermutation(groups, 4, 11).at(3, 0, 15).tolist() == [14, 9, 0, 11, 7, 2, 1, 10, 6, 3, 5, 8, 13, 12, 4]
+
+
 def test_remainders_come_at_any_time_and_are_others_in_each_epoch() -> None:
     groups = np.array([0] * 31 + [1] * 34, np.uint8)
     order = GroupedPermutation(groups, 4, 7)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +13,8 @@ from torch import Tensor, nn
 
 from paceline.data.batch import Batch, crop_padding
 from paceline.losses.adapter import as_loss
-from paceline.losses.pixel import PixelCrossEntropy
+from paceline.losses.pixel import OhemCrossEntropy, PixelCrossEntropy
+from paceline.losses.region import dice_loss
 
 SIZES = [(5, 7), (2, 7), (5, 3), (4, 4)]
 
@@ -28,6 +32,33 @@ def padded(name: str) -> tuple[Tensor, Batch]:
 def alone(batch: Batch, logits: Tensor, index: int) -> tuple[Tensor, Batch]:
     mask = crop_padding(batch["mask"][index], batch, index)[None]
     return crop_padding(logits[index], batch, index)[None], Batch(id=batch.ids[:1], image=mask[:, None], mask=mask)
+
+
+WITHOUT_IGNORED: dict[str, Callable[[], Any]] = {
+    "pixel_cross_entropy": lambda: PixelCrossEntropy(CLASSES, ignore_index=None),
+    "pixel_cross_entropy weighted": lambda: PixelCrossEntropy(CLASSES, None, class_weights=[0.5, 2.0, 1.0, 3.0]),
+    "ohem weighted": lambda: OhemCrossEntropy(CLASSES, None, class_weights=[0.5, 2.0, 1.0, 3.0]),
+    "dice": lambda: dice_loss(CLASSES, ignore_index=None),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_IGNORED)
+def test_padding_is_left_out_where_no_id_is_ignored(name: str) -> None:
+    loss, (logits, batch) = WITHOUT_IGNORED[name](), padded(name)
+    batch["mask"] = batch["mask"].clamp(max=CLASSES - 1)  # else ids that are no class, and are refused
+    is_inside = batch.is_inside()
+    assert is_inside is not None
+    batch["mask"][~is_inside] = IGNORED
+    each = [alone(batch, logits, index) for index in range(batch.size)]
+    term = loss(logits, batch)
+    assert term.numerator.item() == pytest.approx(sum(loss(*one).numerator.item() for one in each), rel=1e-5)
+    expected = sum(float(loss(*one).denominator) for one in each)
+    assert float(term.denominator) == pytest.approx(expected, rel=1e-5)
+    count = loss.count(batch)
+    assert count is None or float(count) == pytest.approx(expected, rel=1e-5)
+    assert loss.check(batch) is None
+    batch["mask"][0, 0, 0] = CLASSES
+    assert loss.check(batch) is not None
 
 
 @pytest.mark.parametrize("name", ALL)

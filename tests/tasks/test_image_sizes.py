@@ -159,6 +159,21 @@ def test_eight_images_learn_like_four_micro_batches_of_two(task: str, data: Path
         torch.testing.assert_close(other_weights, weights, rtol=1e-5, atol=1e-5)
 
 
+def test_classes_without_an_id_that_is_ignored_are_padded_too(data: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, data, "segmentation")
+    content = json.loads(recipe.read_text())
+    for split in ("train", "val"):
+        given = content["data"][split]
+        del given["ignore_index"], given["classes"]
+        content["data"][split] = {**given, "masks": "masks", "label_map": {"dark": 0, "bright": 255}}
+    recipe.write_text(json.dumps(content))
+    losses, _ = first_step(build(recipe, tmp_path))
+    others, _ = first_step(build(recipe, tmp_path, "train.micro_batch_size=2"))
+    assert others == pytest.approx(losses, rel=1e-5)
+    metrics = [evaluate(build(recipe, tmp_path, f"evaluate.batch_size={size}"), "val").metrics for size in (1, 8)]
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-4)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_precision_takes_padded_images(precision: str, data: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, data, "segmentation")
