@@ -187,7 +187,11 @@ class EjectedFile(Statements):
         self.set("progress", self.call("core.intervals.Progress", total, "sampler.steps_per_epoch"))
         workers = None if data.num_workers == "auto" else data.num_workers
         first = ("train_loader", "sampler", "world", "progress")
-        self.set("batches", self.call("data.loader.TrainBatches", *first, workers=workers, kind=data.loader))
+        more = {}
+        if (factor := data.aspect_ratio_group_factor) is not None:
+            groups = self.call("data.aspect_ratio.group_by_aspect_ratio", "train_data.image_sizes()", value(factor))
+            more["order"] = self.call("data.aspect_ratio.GroupedPermutation", groups, "BATCH_SIZE", "SEED")
+        self.set("batches", self.call("data.loader.TrainBatches", *first, workers=workers, kind=data.loader, **more))
 
     def _model(self) -> None:
         part, train = self.recipe.model, self.recipe.train

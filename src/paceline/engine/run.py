@@ -19,6 +19,7 @@ from paceline.core.intervals import Triggers
 from paceline.core.process import StopRequest
 from paceline.core.world import World
 from paceline.data.loader import StepBatch, TrainBatches, automatic_batch_size, automatic_workers
+from paceline.data.padding import padding_for
 from paceline.data.split_loader import SplitLoader
 from paceline.engine.loss_accumulator import LossAccumulator
 from paceline.engine.state import RunState
@@ -194,6 +195,7 @@ class Run(Trainer):
         losses = getattr(self.task, "loss_functions", {}).values()
         for loader in (self.train_loader, *(each.loader for each in self.evaluations.values())):
             loader.checks = [loss.check for loss in losses if hasattr(loss, "check")]
+            loader.padding = padding_for(self.task, self.model, loader.dataset)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same recipe, bit-identically."""

@@ -107,6 +107,7 @@ class Builder(BuildContext):
         if self.trains:
             build_data.check_sampler(self, sampler)
             build_data.check_dali(self, loaders["train"])
+            build_data.check_groups(self, loaders["train"])
         total_steps = round(to_steps(train.epochs, train.steps, sampler.steps_per_epoch, 0))
         progress = Progress(total_steps, sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
