@@ -31,6 +31,7 @@ from paceline.core.temporary import share_folder
 from paceline.core.threads import map_in_order
 from paceline.core.torch_private import shut_down_workers
 from paceline.core.world import World
+from paceline.data.aspect_ratio import GroupedPermutation
 from paceline.data.batch import ON_HOST, Batch, map_tensors
 from paceline.data.sampler import BatchSampler, BatchSlice, Permutation, rank_slices
 from paceline.data.split_loader import Request as Request
@@ -86,7 +87,7 @@ class TrainBatches:
 
     source: SplitLoader
     sampler: BatchSampler
-    order: Permutation
+    order: Permutation | GroupedPermutation
     world: World
     progress: Progress
     workers: int | None = None

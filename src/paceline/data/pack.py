@@ -93,6 +93,11 @@ class PackedSamples:
         """Add the checksums of all samples to a fingerprint."""
         digest.array("samples", self._checksums)
 
+    def image_sizes(self) -> NDArray[np.int64]:
+        """The height and width of each image as it was packed, [N, 2]."""
+        records = map(self._record, range(len(self)))
+        return np.array([views(record, header_of(record))["image"].shape[-3:-1] for record in records], np.int64)
+
     def read(self, index: int) -> Sample:
         """Sample `index` as it was packed."""
         return {

@@ -108,11 +108,13 @@ class Builder(BuildContext):
         if self.trains:
             build_data.check_sampler(self, sampler)
             build_data.check_dali(self, loaders["train"])
+            build_data.check_groups(self, loaders["train"])
         total_steps = round(to_steps(train.epochs, train.steps, sampler.steps_per_epoch, 0))
         progress = Progress(total_steps, sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
         task, precision = self.task(loaders["train"].dataset, classes, model), build_training.choose_precision(self)
         for loader in loaders.values():
+            build_data.fit_padding(loader, model)
             loader.checks = [loss.check for loss in self.losses.values() if hasattr(loss, "check")]
         self.checkpointed_blocks = build_training.checkpoint_activations(self, model)
         freezing = build_training.make_freezing(self, model, progress)

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from paceline.core.arguments import Share, Weight
 from paceline.core.errors import ArgumentError, DataError, ExportError, RecipeError, TrainingError
 from paceline.core.registry import register
+from paceline.core.signatures import signature_of
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
+from paceline.data.padding import flip_planes
 from paceline.losses.loss_term import Count, LossTerm
 from paceline.metrics.detection import CocoAP, count_mistakes, detection_rows, truth_field
 from paceline.metrics.metric import Metric, Rows
@@ -37,6 +39,7 @@ class Detection(Task):
     """Detects the objects of an image. The model brings its losses; `loss_weights` weighs them by name."""
 
     main_metric = "ap50"
+    pads_images = True
     original_size = True
     error_name = f"false and missed boxes at score {_DRAWN_SCORE}"
 
@@ -63,6 +66,7 @@ class Detection(Task):
         self._metrics = [CocoAP(self.classes), *extra_metrics]
         compare_by(rows_of_boxes, extra_metrics)
         self._count = getattr(model, "count", None)
+        self._takes_sizes = "image_sizes" in signature_of(model.forward).parameters
         self._selection = getattr(model, "selection", None)
         self._flip, self._min_score = flip, min_score
         if flip and self._selection is None:
@@ -76,7 +80,7 @@ class Detection(Task):
         return counts
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
-        parts = call_model(model, batch["image"], _targets(batch))
+        parts = call_model(model, batch["image"], _targets(batch), **self._sizes(batch))
         if not isinstance(parts, Mapping) or not all(_is_fraction(parts.get(name)) for name in self.weights):
             names = ", ".join(f'"{name}": (total, count)' for name in self.weights)
             raise TrainingError(
@@ -87,10 +91,12 @@ class Detection(Task):
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Detections]:
         """What is detected in each image, in pixels of the image as it was read."""
-        found = _checked_detections(call_model(model, batch["image"]))
+        images, sizes = batch["image"], batch.image_sizes
+        found = _checked_detections(call_model(model, images, **self._sizes(batch)))
         if self._flip:
-            flipped: list[Detections] = call_model(model, batch["image"].flip(-1))
-            found = [self._merge(*pair, batch["image"].shape[-1]) for pair in zip(found, flipped, strict=True)]
+            flipped: list[Detections] = call_model(model, flip_planes(images, sizes), **self._sizes(batch))
+            widths = [width for _, width in sizes] if sizes else [images.shape[-1]] * len(images)
+            found = [self._merge(*each) for each in zip(found, flipped, widths, strict=True)]
         if self._min_score is not None:
             found = [_select(each, each.scores >= self._min_score) for each in found]
         return [each._replace(boxes=to_original(each.boxes, batch, index)) for index, each in enumerate(found)]
@@ -111,7 +117,7 @@ class Detection(Task):
 
     def draw(self, batch: Batch, predictions: list[Detections] | None, index: int) -> list[Panel]:
         """Draw the ground truth and, if there are any, the best detections: 10, or as many as there are objects."""
-        image, truth = to_image(batch["image"][index]), batch["classes"][index]
+        image, truth = to_image(batch.image(index)), batch["classes"][index]
         panel = self._panel(image, batch["boxes"][index], truth, None, "truth", _IMAGE_SIDE)
         if predictions is None:
             return [panel]
@@ -149,6 +155,10 @@ class Detection(Task):
 
     def detection_metric(self) -> Metric:
         return Rows("detections", detection_rows)
+
+    def _sizes(self, batch: Batch) -> dict[str, Any]:
+        """What a model that takes `image_sizes` is told of a batch in which images are padded."""
+        return {"image_sizes": batch.image_sizes} if self._takes_sizes and batch.image_sizes else {}
 
     def _merge(self, first: Detections, flipped: Detections, width: int) -> Detections:
         """The best detections of an image and its mirror image, without those that overlap a better one."""
