@@ -1,7 +1,7 @@
-"""torchvision's detectors: Faster R-CNN, RetinaNet, FCOS, SSD and SSDlite, under the contract of all detectors.
+"""torchvision's detectors: Faster and Mask R-CNN, RetinaNet, FCOS, SSD and SSDlite, under the contract of all detectors.
 
 Their losses are divided by what each of them counts: images (RetinaNet), positive anchors (SSD, FCOS), or sampled
-anchors and proposals (Faster R-CNN). The counts are recorded where torchvision makes them, so that a step over several
+anchors, proposals and positive proposals (Faster and Mask R-CNN). The counts are recorded where torchvision makes them, so that a step over several
 micro-batches or processes divides by the count of the global batch.
 """
 
@@ -21,11 +21,13 @@ from paceline.core.errors import ArgumentError
 from paceline.core.registry import Library, register
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.core.world import constant, to_float64
-from paceline.models.detector import Detections, LossParts, Target
+from paceline.models.detector import Detections, Instances, LossParts, Target
 from paceline.models.zoo import LibraryArgs, build_torchvision, torchvision_models
 
-_PREFIXES = ("fasterrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")
+_PREFIXES = ("fasterrcnn_", "maskrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")
 _NAMES = partial(torchvision_models, *_PREFIXES)
+_PROPOSALS_AT_ONCE = 32
+_TWO_STAGES = ("fasterrcnn", "maskrcnn")
 _Sizes = Annotated[Sequence[Sequence[Positive]], Field(min_length=1)]
 
 
@@ -43,12 +45,12 @@ def build_detection(
 ) -> TorchvisionDetector:
     """A torchvision detector; published weights are loaded with `weights: {file: …, into: detector}`."""
     given: dict[str, Any] = {**(args or {})}
-    prefix = "box_" if name.startswith("fasterrcnn") else ""
+    prefix = "box_" if name.startswith(_TWO_STAGES) else ""
     given |= {f"{prefix}score_thresh": score_thresh, f"{prefix}nms_thresh": nms_thresh}
     given[f"{prefix}detections_per_img"] = detections_per_img
     if anchor_sizes or anchor_ratios:
         given |= _anchors(name, anchor_sizes, anchor_ratios)
-    first_label = 1 if name.startswith(("fasterrcnn", "ssd")) else 0  # those have a class for the background
+    first_label = 1 if name.startswith((*_TWO_STAGES, "ssd")) else 0  # those have a class for the background
     detector = build_torchvision(name, num_classes + first_label, 3, given)
     if in_channels != 3:
         raise ValueError(f"{name} takes images of 3 channels, the data has {in_channels}")
@@ -68,30 +70,48 @@ class TorchvisionDetector(nn.Module):
         detector.transform = UnchangedImages(detector.transform.size_divisible)
         self._counts: dict[str, Tensor | float] = {}
         """What the losses of the last forward pass are divided by."""
-        self._divisors = _record_counts(detector, self._counts)
+        kind = type(detector).__name__
+        self._divisors = record_counts(detector, kind, self._counts)
         self.loss_names = tuple(self._divisors)
+        self.predicts_masks = kind == "MaskRCNN"
 
     def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections]:
         """The losses of images [N, 3, H, W] beside their targets; without targets, what is detected in each image."""
         if targets is None:
-            return [self._detections(found) for found in self.detector(list(images.unbind()))]
+            return [sorted_detections(found, self._first_label) for found in self.detector(list(images.unbind()))]
         self._counts["images"] = len(images)
-        wanted = [
-            {"boxes": each["boxes"].to(images.dtype), "labels": each["labels"] + self._first_label} for each in targets
-        ]
+        wanted = torchvision_targets(targets, images.dtype, self._first_label)
         losses = self.detector(list(images.unbind()), wanted)
-        parts: LossParts = {}
-        for name, kind in self._divisors.items():
-            given = self._counts[kind]
-            on_device = given if isinstance(given, Tensor) else losses[name].new_full((), given)
-            count = to_float64(on_device)
-            # torchvision has divided by at least 1; a micro-batch without any must not count as one.
-            parts[name] = (losses[name] * count.clamp(min=1).to(losses[name]), count)
-        return parts
+        return loss_parts(losses, self._divisors, self._counts)
 
-    def _detections(self, found: dict[str, Tensor]) -> Detections:
-        order = found["scores"].sort(descending=True, stable=True).indices
-        return Detections(found["boxes"][order], found["scores"][order], found["labels"][order] - self._first_label)
+
+def torchvision_targets(targets: Sequence[Target], dtype: torch.dtype, first_label: int) -> list[dict[str, Tensor]]:
+    """Targets as torchvision takes them; the classes count from `first_label`."""
+    return [
+        {**each, "boxes": each["boxes"].to(dtype), "labels": each["labels"] + first_label}  # type: ignore[dict-item]
+        for each in targets
+    ]
+
+
+def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Detections:
+    """What torchvision has detected in an image, the most confident first; with masks if it has predicted some."""
+    order = found["scores"].sort(descending=True, stable=True).indices
+    detections = Detections(found["boxes"][order], found["scores"][order], found["labels"][order] - first_label)
+    return Instances(*detections, found["masks"][order, 0], in_boxes=True) if "masks" in found else detections
+
+
+def loss_parts(
+    losses: Mapping[str, Tensor], divisors: Mapping[str, str], counts: Mapping[str, Tensor | float]
+) -> LossParts:
+    """Each loss as a sum and a count, where torchvision has divided it by one of `counts`."""
+    parts: LossParts = {}
+    for name, kind in divisors.items():
+        given = counts[kind]
+        on_device = given if isinstance(given, Tensor) else losses[name].new_full((), given)
+        count = to_float64(on_device)
+        # torchvision has divided by at least 1; a micro-batch without any must not count as one.
+        parts[name] = (losses[name] * count.clamp(min=1).to(losses[name]), count)
+    return parts
 
 
 class UnchangedImages(nn.Module):
@@ -101,19 +121,20 @@ class UnchangedImages(nn.Module):
         super().__init__()
         self._size_divisible = size_divisible
 
-    def forward(self, images: list[Tensor], targets: Any) -> tuple[Any, Any]:
+    def forward(self, images: Sequence[Tensor] | Tensor, targets: Any) -> tuple[Any, Any]:
         height, width = images[0].shape[-2:]
         padding = (0, -width % self._size_divisible, 0, -height % self._size_divisible)
         image_list = import_torchvision().models.detection.image_list.ImageList
-        return image_list(F.pad(torch.stack(images), padding), [(height, width)] * len(images)), targets
+        stacked = images if isinstance(images, Tensor) else torch.stack(list(images))
+        return image_list(F.pad(stacked, padding), [(height, width)] * len(images)), targets
 
     def postprocess(self, found: Any, sizes: Any, original_sizes: Any) -> Any:
         return found
 
 
-def _record_counts(detector: Any, counts: dict[str, Tensor | float]) -> dict[str, str]:
-    """Have `counts` filled in every forward pass; what each loss is divided by."""
-    match type(detector).__name__:
+def record_counts(detector: Any, kind: str, counts: dict[str, Tensor | float]) -> dict[str, str]:
+    """Have `counts` filled in every forward pass of a torchvision detector; what each loss is divided by."""
+    match kind:
         case "RetinaNet":
             return {"classification": "images", "bbox_regression": "images"}
         case "SSD":
@@ -122,13 +143,19 @@ def _record_counts(detector: Any, counts: dict[str, Tensor | float]) -> dict[str
         case "FCOS":
             _watch(detector.head, "compute_loss", counts, "positives", lambda _, given: _num_positive(given[-1]))
             return {"classification": "positives", "bbox_regression": "positives", "bbox_ctrness": "positives"}
-        case "FasterRCNN":
+        case "FasterRCNN" | "MaskRCNN":
             _watch(detector.rpn, "fg_bg_sampler", counts, "anchors", lambda drawn, _: _num_drawn(drawn))
             heads = detector.roi_heads
             _watch(heads, "select_training_samples", counts, "proposals", lambda chosen, _: sum(map(len, chosen[0])))
             of_anchors = dict.fromkeys(("loss_objectness", "loss_rpn_box_reg"), "anchors")
-            return of_anchors | dict.fromkeys(("loss_classifier", "loss_box_reg"), "proposals")
-    raise ValueError(f"{type(detector).__name__} is not a known detector")
+            divisors = of_anchors | dict.fromkeys(("loss_classifier", "loss_box_reg"), "proposals")
+            if kind == "FasterRCNN":
+                return divisors
+            use_mask_targets()
+            # The mean over the pixels of all masks is divided by their number: all have as many pixels.
+            _watch(heads, "select_training_samples", counts, "positives", lambda chosen, _: _num_foreground(chosen[2]))
+            return divisors | {"loss_mask": "positives"}
+    raise ValueError(f"{kind} is not a known detector")
 
 
 def _watch(
@@ -153,8 +180,49 @@ def _num_positive(matched: Sequence[Tensor]) -> Tensor:
     return torch.stack([(indices >= 0).sum() for indices in matched]).sum()
 
 
+def _num_foreground(labels: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(each > 0).sum() for each in labels]).sum()
+
+
 def _num_drawn(drawn: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Tensor:
     return torch.stack([mask.sum() for masks in drawn for mask in masks]).sum()
+
+
+def use_mask_targets() -> None:
+    """Have torchvision compute the targets of masks by `mask_targets`."""
+    import_torchvision().models.detection.roi_heads.project_masks_on_boxes = mask_targets
+
+
+def mask_targets(masks: Tensor, boxes: Tensor, matched: Tensor, side: int) -> Tensor:
+    """The masks [K, H, W] that proposals [P, 4] are matched with, inside each proposal: [P, side, side], from 0 to 1.
+
+    These are the numbers of torchvision's RoI Align. Where that runs in Python, as it does on a GPU that is to be
+    reproducible, it takes tens of gigabytes for them. A pixel's weight is a product of one down and one across, so
+    two small matrix products do.
+    """
+    height, width = masks.shape[-2:]
+    with torch.autocast(boxes.device.type, enabled=False):
+        corners = boxes.float()
+        down = _bin_weights(corners[:, 1], corners[:, 3], height, side)  # [P, side, H]
+        across = _bin_weights(corners[:, 0], corners[:, 2], width, side)
+        parts = zip(matched.split(_PROPOSALS_AT_ONCE), down.split(_PROPOSALS_AT_ONCE), across.split(_PROPOSALS_AT_ONCE), strict=True)
+        cropped = [rows @ masks[indices].to(rows) @ columns.mT for indices, rows, columns in parts]
+        return torch.cat(cropped).to(boxes.dtype)
+
+
+def _bin_weights(start: Tensor, end: Tensor, length: int, side: int) -> Tensor:
+    """How much each of `length` pixels counts in each of `side` bins from `start` [P] to `end`, [P, side, length]."""
+    extent = (end - start).clamp(min=1)
+    num_samples = (extent / side).ceil()
+    pixels = torch.arange(length, device=start.device)
+    bins = start[:, None] + torch.arange(side, device=start.device) * (extent / side)[:, None]
+    total = start.new_zeros(len(start), side, length)
+    for number in range(int(num_samples.max()) if len(start) else 0):
+        offset = (number + 0.5) * extent / side / num_samples
+        places = (bins + offset[:, None]).clamp(0, length - 1)
+        weights = (1 - (places[..., None] - pixels).abs()).clamp(min=0)
+        total += weights * (number < num_samples)[:, None, None]
+    return total / num_samples[:, None, None]
 
 
 def _anchors(name: str, sizes: _Sizes | None, ratios: _Sizes | None) -> dict[str, Any]:
@@ -168,7 +236,7 @@ def _anchors(name: str, sizes: _Sizes | None, ratios: _Sizes | None) -> dict[str
         raise ArgumentError("anchor_sizes", "expected the sizes of each level beside anchor_ratios")
     by_level = tuple(tuple(each) for each in ratios) if ratios else ((0.5, 1.0, 2.0),) * len(sizes)
     generator = utils.AnchorGenerator(tuple(tuple(each) for each in sizes), by_level)
-    return {"rpn_anchor_generator" if name.startswith("fasterrcnn") else "anchor_generator": generator}
+    return {"rpn_anchor_generator" if name.startswith(_TWO_STAGES) else "anchor_generator": generator}
 
 
 def _flat(sizes: _Sizes | None) -> list[float] | None:
