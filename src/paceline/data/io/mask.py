@@ -290,3 +290,14 @@ def _covered(packed: bytes) -> int:
     runs[1::2] = np.cumsum(runs[1::2])
     runs[2::2] = np.cumsum(runs[2::2])
     return -1 if runs.min() < 0 else int(runs.sum())
+
+
+class InstanceIds(LabelMap):
+    """Leaves ids as they are, up to 65,535."""
+
+    def __init__(self) -> None:
+        super().__init__({}, 0)
+
+    def ids(self, path: Path, ids: NDArray[Any]) -> NDArray[Any]:
+        """The same ids, [H, W]."""
+        return ids
