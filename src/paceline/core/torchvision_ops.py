@@ -91,8 +91,10 @@ def roi_align(
     across, down = places
     grid = torch.stack(torch.broadcast_tensors(across[:, None, :], down[:, :, None]), -1)  # [K, height, width, 2]
     pooled = features.new_empty(len(rois), features.shape[1], pooled_height, pooled_width)
-    for index in rois[:, 0].long().unique().tolist():
+    for index in range(len(features)):
         own = (rois[:, 0] == index).nonzero().flatten()
+        if not len(own):
+            continue
         points, image = grid[own].flatten(0, 1)[None], features[index : index + 1].float()
         sampled = F.grid_sample(image, points, padding_mode="border", align_corners=False)  # [1, C, k · height, width]
         means = F.avg_pool2d(sampled, sampling_ratio)[0].unflatten(1, (-1, pooled_height)).transpose(0, 1)

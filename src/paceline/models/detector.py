@@ -60,7 +60,9 @@ class Detector(Protocol):
 
     loss_names: Sequence[str]
 
-    def __call__(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections] | list[Instances]:
+    def __call__(
+        self, images: Tensor, targets: Sequence[Target] | None = None
+    ) -> LossParts | list[Detections] | list[Instances]:
         """The losses of images [N, C, H, W] beside their targets; without targets, the detections of each image."""
         ...
 

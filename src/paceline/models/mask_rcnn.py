@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paceline.core.arguments import Count, Positive, Share
 from paceline.core.registry import register
 from paceline.core.torchvision_ops import import_torchvision
-from paceline.models.detector import Detections, LossParts, Target
+from paceline.models.detector import Detections, Instances, LossParts, Target
 from paceline.models.encoder_decoder import FPNLevel, build_encoder
 from paceline.models.torchvision_detection import (
     UnchangedImages,
@@ -66,7 +66,9 @@ class MaskRCNN(nn.Module):
         self.selection = {"score_thresh": score_thresh, "nms_thresh": nms_thresh}
         self.selection["detections_per_img"] = detections_per_img
         """How the detections of an image are selected."""
-        top = {f"rpn_{when}_nms_top_n_{mode}": rpn_post_nms_top_n for when in ("pre", "post") for mode in ("train", "test")}
+        top = {
+            f"rpn_{when}_nms_top_n_{mode}": rpn_post_nms_top_n for when in ("pre", "post") for mode in ("train", "test")
+        }
         stages = _two_stages(
             num_classes + 1,
             width,
@@ -80,9 +82,18 @@ class MaskRCNN(nn.Module):
         self._divisors = record_counts(self, "MaskRCNN", self._counts)
         self.loss_names = tuple(self._divisors)
 
-    def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections]:
-        """The losses of images [N, C, H, W] beside their targets; without targets, what is detected in each image."""
+    def forward(
+        self,
+        images: Tensor,
+        targets: Sequence[Target] | None = None,
+        image_sizes: Sequence[tuple[int, int]] | None = None,
+    ) -> LossParts | list[Detections] | list[Instances]:
+        """The losses of images [N, C, H, W] beside their targets; without targets, what is detected in each image.
+
+        `image_sizes` are heights and widths of images without the padding on their right and below.
+        """
         batch, _ = self._image_list(images, None)
+        batch.image_sizes = list(image_sizes or batch.image_sizes)
         maps = self._maps(batch.tensors)
         wanted = None if targets is None else torchvision_targets(targets, images.dtype, first_label=1)
         proposals, rpn_losses = self.rpn(batch, maps, wanted)

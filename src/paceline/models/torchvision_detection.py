@@ -1,8 +1,8 @@
-"""torchvision's detectors: Faster and Mask R-CNN, RetinaNet, FCOS, SSD and SSDlite, under the contract of all detectors.
+"""torchvision's detectors, Faster and Mask R-CNN, RetinaNet, FCOS, SSD and SSDlite, under the contract of all.
 
 Their losses are divided by what each of them counts: images (RetinaNet), positive anchors (SSD, FCOS), or sampled
-anchors, proposals and positive proposals (Faster and Mask R-CNN). The counts are recorded where torchvision makes them, so that a step over several
-micro-batches or processes divides by the count of the global batch.
+anchors, proposals and positive proposals (Faster and Mask R-CNN). The counts are recorded where torchvision makes them,
+so that a step over several micro-batches or processes divides by the count of the global batch.
 """
 
 from __future__ import annotations
@@ -205,7 +205,12 @@ def mask_targets(masks: Tensor, boxes: Tensor, matched: Tensor, side: int) -> Te
         corners = boxes.float()
         down = _bin_weights(corners[:, 1], corners[:, 3], height, side)  # [P, side, H]
         across = _bin_weights(corners[:, 0], corners[:, 2], width, side)
-        parts = zip(matched.split(_PROPOSALS_AT_ONCE), down.split(_PROPOSALS_AT_ONCE), across.split(_PROPOSALS_AT_ONCE), strict=True)
+        parts = zip(
+            matched.split(_PROPOSALS_AT_ONCE),
+            down.split(_PROPOSALS_AT_ONCE),
+            across.split(_PROPOSALS_AT_ONCE),
+            strict=True,
+        )
         cropped = [rows @ masks[indices].to(rows) @ columns.mT for indices, rows, columns in parts]
         return torch.cat(cropped).to(boxes.dtype)
 

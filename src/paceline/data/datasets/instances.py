@@ -28,7 +28,7 @@ from paceline.data.datasets.image_mask import ImageMaskPairs
 from paceline.data.fingerprint import DataDigest
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.io.image import MAX_PIXELS, Encoded, Pixels
-from paceline.data.io.mask import MAX_ID, InstanceIds, decode_ids, decode_runs, encode_runs
+from paceline.data.io.mask import MAX_ID, InstanceIds, decode_ids, decode_runs, encode_runs, pack_masks
 
 _ROUNDING = 0.01  # pixels that a point of an outline may lie outside without a word
 Id = Annotated[int, Field(ge=0, le=MAX_ID)]
@@ -126,7 +126,9 @@ class ImageInstances(DetectionDataset):
             for folder in folders:
                 pairs = ImageMaskPairs(builder, root, images, folder, None, inside)
                 columns.append(pairs.find_all() if list_file is None else pairs.read_list(root / list_file))
-            files = [(image, *(pair[1] for pair in more)) for (image, _), *more in zip(*[columns[0]], *columns, strict=True)]
+            files = [
+                (image, *(pair[1] for pair in more)) for (image, _), *more in zip(*[columns[0]], *columns, strict=True)
+            ]
             num_images = _write(builder, root, files, ids, bad_boxes, max_pixels)
             write_parts(builder, num_images, split_shares, split_seed)
 
@@ -191,8 +193,6 @@ def _read_planes(paths: Sequence[Path], max_pixels: int) -> list[NDArray[Any]]:
 
 def _find_objects(row: int, path: Path, planes: Sequence[NDArray[Any]], ids: _Ids) -> Iterator[BoxObject]:
     """The instances in a mask of ids, with their boxes and run lengths."""
-    from faster_coco_eval.core import mask
-
     for number in np.unique(planes[0]).tolist():
         inside = planes[0] == number
         found = None if number in (0, ids.ignore_index) else _class_of(number, inside, planes, ids)
@@ -201,7 +201,7 @@ def _find_objects(row: int, path: Path, planes: Sequence[NDArray[Any]], ids: _Id
         label, is_crowd, flaw = found
         rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
         box = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-        packed: bytes = mask.encode(np.asfortranarray(inside, np.uint8))["counts"]
+        (packed,) = pack_masks(inside[None].astype(np.uint8))
         yield BoxObject(row, label, box, f"{path}: id {number}", is_crowd, packed, flaw)
 
 

@@ -46,9 +46,10 @@ class Yolo(DetectionDataset):
     several. The label file of images/…/a.jpg is labels/…/a.txt, or else lies beside the image. With `labels`, a folder
     in the root, it lies there, in as many of the image's folders as there are. An image without one has no objects. A
     line is a class and the center, width and height of a box as shares of the image, or the points of an outline, whose
-    box is taken; with `masks`, its inside is the mask, and a line that is a box is bad (`bad_boxes`). Keypoints behind a box are passed over: `kpt_shape`, here or in the YAML file, says how many there are
-    and how many numbers each has, where [0, 0] says that longer lines are outlines. Files outside `root`, the folder of
-    the YAML file unless given, are refused unless `follow_links`.
+    box is taken; with `masks`, its inside is the mask, and a line that is a box is bad (`bad_boxes`). Keypoints behind
+    a box are passed over: `kpt_shape`, here or in the YAML file, says how many there are and how many numbers each has,
+    where [0, 0] says that longer lines are outlines. Files outside `root`, the folder of the YAML file unless given,
+    are refused unless `follow_links`.
     """
 
     def __init__(
@@ -107,7 +108,9 @@ class Yolo(DetectionDataset):
         if self._outlines is None:
             return sample
         which = self._span(int(self._part[index]))
-        shares = [np.frombuffer(self._outlines[place].tobytes(), np.float64) for place in range(which.start, which.stop)]
+        shares = [
+            np.frombuffer(self._outlines[place].tobytes(), np.float64) for place in range(which.start, which.stop)
+        ]
         return with_masks(sample, fill_outlines(shares, height, width))
 
 
@@ -251,7 +254,7 @@ class _Lines:
         return objects
 
     def _parse(self, line: str, place: str) -> tuple[int, list[float], list[float]] | None:
-        """The class, the corners of the box and the outline, if any, as shares of the image; None if it has a problem."""
+        """The class, the box's corners and the outline, if any, as shares of the image; None if it has a problem."""
         try:
             label, *numbers = map(float, line.split())
         except ValueError:
