@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypedDict, runtime_checkable
+from typing import NamedTuple, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ class Target(TypedDict):
     """[K, 4] as x1 y1 x2 y2, in pixels of the image."""
     labels: Tensor
     """int64 [K], from 0."""
+    masks: NotRequired[Tensor]
+    """uint8 0/1 [K, H, W], for models that predict masks."""
 
 
 class Detections(NamedTuple):
@@ -34,6 +36,18 @@ class Detections(NamedTuple):
     """int64 [K], from 0."""
 
 
+class Instances(NamedTuple):
+    """What is detected in one image with the mask of each object, the most confident first."""
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+    masks: Tensor
+    """[K, h, w], from 0 to 1: how likely each part belongs to the object, at any resolution."""
+    in_boxes: bool = False
+    """Whether each mask spans its box, as in Mask R-CNN; else all span the image."""
+
+
 LossParts = dict[str, tuple[Tensor, Tensor]]
 """Of each loss by name: its sum over the images of a batch, and what that is to be divided by."""
 
@@ -41,7 +55,8 @@ LossParts = dict[str, tuple[Tensor, Tensor]]
 @runtime_checkable
 class Detector(Protocol):
     """A model that detects objects. It may also have `count(images, targets)`, what each loss is divided by, if that
-    does not depend on predictions; without, a step of several micro-batches needs a first pass without gradient.
+    does not depend on predictions; without, a step of several micro-batches needs a first pass without gradient. One
+    whose attribute `predicts_masks` is True takes masks in its targets and gives `Instances` for `Detections`.
 
     If its forward takes `image_sizes`, it is told the height and width of each image where images differ in size and
     are padded with zeros on the right and below; without, it sees the zeros.
@@ -49,7 +64,9 @@ class Detector(Protocol):
 
     loss_names: Sequence[str]
 
-    def __call__(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections]:
+    def __call__(
+        self, images: Tensor, targets: Sequence[Target] | None = None
+    ) -> LossParts | list[Detections] | list[Instances]:
         """The losses of images [N, C, H, W] beside their targets; without targets, the detections of each image."""
         ...
 

@@ -1,8 +1,8 @@
-"""torchvision's detectors: Faster R-CNN, RetinaNet, FCOS, SSD and SSDlite, under the contract of all detectors.
+"""torchvision's detectors, Faster and Mask R-CNN, RetinaNet, FCOS, SSD and SSDlite, under the contract of all.
 
 Their losses are divided by what each of them counts: images (RetinaNet), positive anchors (SSD, FCOS), or sampled
-anchors and proposals (Faster R-CNN). The counts are recorded where torchvision makes them, so that a step over several
-micro-batches or processes divides by the count of the global batch.
+anchors, proposals and positive proposals (Faster and Mask R-CNN). The counts are recorded where torchvision makes them,
+so that a step over several micro-batches or processes divides by the count of the global batch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from paceline.core.errors import ArgumentError
 from paceline.core.registry import Library, register
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.core.world import constant, to_float64
-from paceline.models.detector import ABSENT, Detections, ImageSizes, LossParts, Target, cells_inside
+from paceline.models.detector import ABSENT, Detections, ImageSizes, Instances, LossParts, Target, cells_inside
 from paceline.models.zoo import LibraryArgs, build_torchvision, torchvision_models
 
-_PREFIXES = ("fasterrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")
+_PREFIXES = ("fasterrcnn_", "maskrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")
 _NAMES = partial(torchvision_models, *_PREFIXES)
 _IGNORED = -1.0  # the label of an anchor that torchvision does not sample
+_PROPOSALS_AT_ONCE = 32
+_TWO_STAGES = ("fasterrcnn", "maskrcnn")
 _Sizes = Annotated[Sequence[Sequence[Positive]], Field(min_length=1)]
 
 
@@ -44,12 +46,12 @@ def build_detection(
 ) -> TorchvisionDetector:
     """A torchvision detector; published weights are loaded with `weights: {file: …, into: detector}`."""
     given: dict[str, Any] = {**(args or {})}
-    prefix = "box_" if name.startswith("fasterrcnn") else ""
+    prefix = "box_" if name.startswith(_TWO_STAGES) else ""
     given |= {f"{prefix}score_thresh": score_thresh, f"{prefix}nms_thresh": nms_thresh}
     given[f"{prefix}detections_per_img"] = detections_per_img
     if anchor_sizes or anchor_ratios:
         given |= _anchors(name, anchor_sizes, anchor_ratios)
-    first_label = 1 if name.startswith(("fasterrcnn", "ssd")) else 0  # those have a class for the background
+    first_label = 1 if name.startswith((*_TWO_STAGES, "ssd")) else 0  # those have a class for the background
     detector = build_torchvision(name, num_classes + first_label, 3, given)
     if in_channels != 3:
         raise ValueError(f"{name} takes images of 3 channels, the data has {in_channels}")
@@ -75,8 +77,10 @@ class TorchvisionDetector(nn.Module):
         """Which anchors of the last forward pass are no padding, bool [N, A]; None if all are."""
         self._counts: dict[str, Tensor | float] = {}
         """What the losses of the last forward pass are divided by."""
-        self._divisors = _record_counts(detector, self._counts)
+        kind = type(detector).__name__
+        self._divisors = record_counts(detector, kind, self._counts)
         self.loss_names = tuple(self._divisors)
+        self.predicts_masks = kind == "MaskRCNN"
         if hasattr(detector, "rpn"):
             detector.rpn.head.register_forward_hook(self._hide_objects)
             assign = detector.rpn.assign_targets_to_anchors
@@ -92,24 +96,10 @@ class TorchvisionDetector(nn.Module):
         if image_sizes is not None:
             each = [image[:, :height, :width] for image, (height, width) in zip(each, image_sizes, strict=True)]
         if targets is None:
-            return [self._detections(found) for found in self.detector(each)]
+            return [sorted_detections(found, self._first_label) for found in self.detector(each)]
         self._counts["images"] = len(images)
-        wanted = [
-            {"boxes": each["boxes"].to(images.dtype), "labels": each["labels"] + self._first_label} for each in targets
-        ]
-        losses = self.detector(each, wanted)
-        parts: LossParts = {}
-        for name, kind in self._divisors.items():
-            given = self._counts[kind]
-            on_device = given if isinstance(given, Tensor) else losses[name].new_full((), given)
-            count = to_float64(on_device)
-            # torchvision has divided by at least 1; a micro-batch without any must not count as one.
-            parts[name] = (losses[name] * count.clamp(min=1).to(losses[name]), count)
-        return parts
-
-    def _detections(self, found: dict[str, Tensor]) -> Detections:
-        order = found["scores"].sort(descending=True, stable=True).indices
-        return Detections(found["boxes"][order], found["scores"][order], found["labels"][order] - self._first_label)
+        losses = self.detector(each, torchvision_targets(targets, images.dtype, self._first_label))
+        return loss_parts(losses, self._divisors, self._counts)
 
     def _hide_classes(self, _: nn.Module, given: Any, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The outputs of a head, with no class in the padding."""
@@ -146,6 +136,35 @@ class TorchvisionDetector(nn.Module):
         return [cells_inside(sizes, *each, maps[0].device) for each in zip(shapes, steps, strict=True)]
 
 
+def torchvision_targets(targets: Sequence[Target], dtype: torch.dtype, first_label: int) -> list[dict[str, Tensor]]:
+    """Targets as torchvision takes them; the classes count from `first_label`."""
+    return [
+        {**each, "boxes": each["boxes"].to(dtype), "labels": each["labels"] + first_label}  # type: ignore[dict-item]
+        for each in targets
+    ]
+
+
+def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Detections:
+    """What torchvision has detected in an image, the most confident first; with masks if it has predicted some."""
+    order = found["scores"].sort(descending=True, stable=True).indices
+    detections = Detections(found["boxes"][order], found["scores"][order], found["labels"][order] - first_label)
+    return Instances(*detections, found["masks"][order, 0], in_boxes=True) if "masks" in found else detections
+
+
+def loss_parts(
+    losses: Mapping[str, Tensor], divisors: Mapping[str, str], counts: Mapping[str, Tensor | float]
+) -> LossParts:
+    """Each loss as a sum and a count, where torchvision has divided it by one of `counts`."""
+    parts: LossParts = {}
+    for name, kind in divisors.items():
+        given = counts[kind]
+        on_device = given if isinstance(given, Tensor) else losses[name].new_full((), given)
+        count = to_float64(on_device)
+        # torchvision has divided by at least 1; a micro-batch without any must not count as one.
+        parts[name] = (losses[name] * count.clamp(min=1).to(losses[name]), count)
+    return parts
+
+
 class UnchangedImages(nn.Module):
     """Takes the place of torchvision's transform: images are only padded, to one size and multiples of a number."""
 
@@ -155,11 +174,11 @@ class UnchangedImages(nn.Module):
         self.size = (0, 0)
         """Height and width of the padded images of the last forward pass."""
 
-    def forward(self, images: list[Tensor], targets: Any) -> tuple[Any, Any]:
+    def forward(self, images: Sequence[Tensor] | Tensor, targets: Any) -> tuple[Any, Any]:
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         height, width = self.size = self.padded(map(max, zip(*sizes, strict=True)))
         if len(set(sizes)) == 1:
-            padded = F.pad(torch.stack(images), (0, width - sizes[0][1], 0, height - sizes[0][0]))
+            padded = F.pad(torch.stack(list(images)), (0, width - sizes[0][1], 0, height - sizes[0][0]))
         else:
             pads = [(0, width - columns, 0, height - rows) for rows, columns in sizes]
             padded = torch.stack([F.pad(each, pad) for each, pad in zip(images, pads, strict=True)])
@@ -174,9 +193,9 @@ class UnchangedImages(nn.Module):
         return found
 
 
-def _record_counts(detector: Any, counts: dict[str, Tensor | float]) -> dict[str, str]:
-    """Have `counts` filled in every forward pass; what each loss is divided by."""
-    match type(detector).__name__:
+def record_counts(detector: Any, kind: str, counts: dict[str, Tensor | float]) -> dict[str, str]:
+    """Have `counts` filled in every forward pass of a torchvision detector; what each loss is divided by."""
+    match kind:
         case "RetinaNet":
             return {"classification": "images", "bbox_regression": "images"}
         case "SSD":
@@ -185,14 +204,20 @@ def _record_counts(detector: Any, counts: dict[str, Tensor | float]) -> dict[str
         case "FCOS":
             _watch(detector.head, "compute_loss", counts, "positives", lambda _, given: _num_positive(given[-1]))
             return {"classification": "positives", "bbox_regression": "positives", "bbox_ctrness": "positives"}
-        case "FasterRCNN":
+        case "FasterRCNN" | "MaskRCNN":
             _watch(detector.rpn, "fg_bg_sampler", counts, "anchors", lambda drawn, _: _num_drawn(drawn))
             heads = detector.roi_heads
             _watch(heads, "select_training_samples", counts, "proposals", lambda chosen, _: sum(map(len, chosen[0])))
             _limit_samples(heads)
             of_anchors = dict.fromkeys(("loss_objectness", "loss_rpn_box_reg"), "anchors")
-            return of_anchors | dict.fromkeys(("loss_classifier", "loss_box_reg"), "proposals")
-    raise ValueError(f"{type(detector).__name__} is not a known detector")
+            divisors = of_anchors | dict.fromkeys(("loss_classifier", "loss_box_reg"), "proposals")
+            if kind == "FasterRCNN":
+                return divisors
+            use_mask_targets()
+            # The mean over the pixels of all masks is divided by their number: all have as many pixels.
+            _watch(heads, "select_training_samples", counts, "positives", lambda chosen, _: _num_foreground(chosen[2]))
+            return divisors | {"loss_mask": "positives"}
+    raise ValueError(f"{kind} is not a known detector")
 
 
 def _watch(
@@ -223,8 +248,54 @@ def _num_positive(matched: Sequence[Tensor]) -> Tensor:
     return torch.stack([(indices >= 0).sum() for indices in matched]).sum()
 
 
+def _num_foreground(labels: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(each > 0).sum() for each in labels]).sum()
+
+
 def _num_drawn(drawn: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Tensor:
     return torch.stack([mask.sum() for masks in drawn for mask in masks]).sum()
+
+
+def use_mask_targets() -> None:
+    """Have torchvision compute the targets of masks by `mask_targets`."""
+    import_torchvision().models.detection.roi_heads.project_masks_on_boxes = mask_targets
+
+
+def mask_targets(masks: Tensor, boxes: Tensor, matched: Tensor, side: int) -> Tensor:
+    """The masks [K, H, W] that proposals [P, 4] are matched with, inside each proposal: [P, side, side], from 0 to 1.
+
+    These are the numbers of torchvision's RoI Align. Where that runs in Python, as it does on a GPU that is to be
+    reproducible, it takes tens of gigabytes for them. A pixel's weight is a product of one down and one across, so
+    two small matrix products do.
+    """
+    height, width = masks.shape[-2:]
+    with torch.autocast(boxes.device.type, enabled=False):
+        corners = boxes.float()
+        down = _bin_weights(corners[:, 1], corners[:, 3], height, side)  # [P, side, H]
+        across = _bin_weights(corners[:, 0], corners[:, 2], width, side)
+        parts = zip(
+            matched.split(_PROPOSALS_AT_ONCE),
+            down.split(_PROPOSALS_AT_ONCE),
+            across.split(_PROPOSALS_AT_ONCE),
+            strict=True,
+        )
+        cropped = [rows @ masks[indices].to(rows) @ columns.mT for indices, rows, columns in parts]
+        return torch.cat(cropped).to(boxes.dtype)
+
+
+def _bin_weights(start: Tensor, end: Tensor, length: int, side: int) -> Tensor:
+    """How much each of `length` pixels counts in each of `side` bins from `start` [P] to `end`, [P, side, length]."""
+    extent = (end - start).clamp(min=1)
+    num_samples = (extent / side).ceil()
+    pixels = torch.arange(length, device=start.device)
+    bins = start[:, None] + torch.arange(side, device=start.device) * (extent / side)[:, None]
+    total = start.new_zeros(len(start), side, length)
+    for number in range(int(num_samples.max()) if len(start) else 0):
+        offset = (number + 0.5) * extent / side / num_samples
+        places = (bins + offset[:, None]).clamp(0, length - 1)
+        weights = (1 - (places[..., None] - pixels).abs()).clamp(min=0)
+        total += weights * (number < num_samples)[:, None, None]
+    return total / num_samples[:, None, None]
 
 
 def _anchors(name: str, sizes: _Sizes | None, ratios: _Sizes | None) -> dict[str, Any]:
@@ -238,7 +309,7 @@ def _anchors(name: str, sizes: _Sizes | None, ratios: _Sizes | None) -> dict[str
         raise ArgumentError("anchor_sizes", "expected the sizes of each level beside anchor_ratios")
     by_level = tuple(tuple(each) for each in ratios) if ratios else ((0.5, 1.0, 2.0),) * len(sizes)
     generator = utils.AnchorGenerator(tuple(tuple(each) for each in sizes), by_level)
-    return {"rpn_anchor_generator" if name.startswith("fasterrcnn") else "anchor_generator": generator}
+    return {"rpn_anchor_generator" if name.startswith(_TWO_STAGES) else "anchor_generator": generator}
 
 
 def _flat(sizes: _Sizes | None) -> list[float] | None:

@@ -24,11 +24,12 @@ from paceline.data.datasets.detection import (
     read_json,
     write_objects,
 )
+from paceline.data.datasets.instances import pack_outlines
 from paceline.data.datasets.keypoints import find_flip_pairs
 from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
 from paceline.data.index.list_file import encode_name
 from paceline.data.io.image import MAX_PIXELS
-from paceline.data.io.mask import decode_runs, encode_runs
+from paceline.data.io.mask import decode_runs
 
 _MAX_SIZE = 1 << 31  # pixels
 
@@ -205,9 +206,8 @@ class _CocoFile:
             for kind, found in (("category", each.category_id), ("image", each.image_id)):
                 if str(found) not in self._ids[kind]:
                     self._problems.add(f"annotation has a {kind}_id that no {kind} has", f"{number} ({found})")
-            if with_masks and each.image_id in self.images:
-                self._encode_mask(number, each)
         self._problems.refuse()
+        self._with_masks = with_masks
 
     def _read(self, kind: str, entries: list[Any], entry_type: type[Any]) -> dict[int, Any]:
         """The entries of a list by their ids, in the order of the list; wrong ones are problems."""
@@ -240,13 +240,6 @@ class _CocoFile:
                 f"{kind} has a wrong {key!r}, {first['msg'].removeprefix('Value error, ')}",
                 f"{name} ({entry[key]!r:.60})",
             )
-
-    def _encode_mask(self, number: int, each: _Annotation) -> None:
-        image, outline = self.images[each.image_id], each.segmentation
-        try:
-            each.segmentation = encode_runs(outline, image.height, image.width)
-        except ValueError as error:
-            self._problems.add(f"annotation {error}", f"{number} ({outline!r:.60})")
 
     def choose(self, classes: Sequence[str] | None) -> list[_Category]:
         """The categories of these names, or all."""
@@ -284,7 +277,9 @@ class _CocoFile:
             name, file = self.categories[each.category_id].name, self.images[each.image_id].file_name
             return f"{self.path}: annotation {each.id} ({name}, {file}), bbox {values}"
 
-        checked = check_boxes(corners, sizes[images], bad_boxes, place)
+        outlines = [each.segmentation for each in found]
+        masks, flaws = pack_outlines(outlines, sizes[images].tolist()) if self._with_masks else ([b""] * len(found), [])
+        checked = check_boxes(corners, sizes[images], bad_boxes, place, flaws)
         kept = [found[number] for number in np.flatnonzero(checked.kept)]
         others = len(self.annotations) - len(found)
         left_out = [f"{self.path}: {others:,} annotations of other classes are left out"] if others else []
@@ -302,7 +297,7 @@ class _CocoFile:
         write_objects(builder, len(used), np.searchsorted(used, images), checked.boxes, classes, crowd, area)
         builder.append("sizes", sizes[used])
         builder.append("image_ids", np.array([files[row].id for row in used], np.int64))
-        builder.append_texts("mask", [each.segmentation or b"" for each in kept])
+        builder.append_texts("mask", [masks[number] for number in np.flatnonzero(checked.kept)])
         if names is not None:
             builder.append("keypoints", self._read_keypoints(kept, len(names.names)))
         builder.facts |= {"classes": [each.name for each in chosen], "category_ids": list(labels)}
