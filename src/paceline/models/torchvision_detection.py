@@ -42,6 +42,9 @@ def build_detection(
     detections_per_img: Count = 100,
     anchor_sizes: Annotated[_Sizes | None, Field(description="Of each level; SSD: shares of the image.")] = None,
     anchor_ratios: Annotated[_Sizes | None, Field(description="Height by width of each level's anchors.")] = None,
+    frozen_batch_norm: Annotated[
+        bool, Field(description="The backbone's BatchNorm layers are fixed functions of their weights, in less memory.")
+    ] = False,
     args: LibraryArgs | None = None,
 ) -> TorchvisionDetector:
     """A torchvision detector; published weights are loaded with `weights: {file: …, into: detector}`."""
@@ -55,6 +58,8 @@ def build_detection(
     detector = build_torchvision(name, num_classes + first_label, 3, given)
     if in_channels != 3:
         raise ValueError(f"{name} takes images of 3 channels, the data has {in_channels}")
+    if frozen_batch_norm:
+        _freeze_batch_norm(detector.backbone)
     selection = {"score_thresh": score_thresh, "nms_thresh": nms_thresh, "detections_per_img": detections_per_img}
     return TorchvisionDetector(detector, first_label, selection)
 
@@ -296,6 +301,14 @@ def _bin_weights(start: Tensor, end: Tensor, length: int, side: int) -> Tensor:
         weights = (1 - (places[..., None] - pixels).abs()).clamp(min=0)
         total += weights * (number < num_samples)[:, None, None]
     return total / num_samples[:, None, None]
+
+
+def _freeze_batch_norm(backbone: nn.Module) -> None:
+    """Put torchvision's FrozenBatchNorm2d, as its builders do beside pretrained weights, in place of BatchNorm."""
+    frozen = import_torchvision().ops.FrozenBatchNorm2d
+    for name, layer in list(backbone.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d):
+            backbone.set_submodule(name, frozen(layer.num_features, layer.eps))
 
 
 def _anchors(name: str, sizes: _Sizes | None, ratios: _Sizes | None) -> dict[str, Any]:
