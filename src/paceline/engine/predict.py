@@ -34,6 +34,7 @@ from paceline.visualize.image import Image, fit, save_jpeg, to_image, to_rgb
 _MAX_SIDE = 1024  # pixels of a drawn image
 _CLIP_SIDE = 320
 _DRAWS = ("draw_prediction", "draw")
+_OF_PEOPLE = ("keypoints", "keypoint_scores")  # that are detected
 _TABLES: dict[Kind, tuple[str, ...]] = {"boxes": (".json",), "instances": (".json",), "keypoints": (".csv", ".json")}
 
 
@@ -176,11 +177,9 @@ class ResultList(PredictionWriter):
         """What is known of each sample now: nothing of classes."""
         if self._kind == "maps":
             return [{"mask": found} for found in self._task.maps(predictions)]
-        if self._kind in ("boxes", "instances"):
-            arrays = [
-                {name: getattr(each, name).cpu().numpy() for name in ("boxes", "scores", "labels")}
-                for each in predictions
-            ]
+        if self._kind in ("boxes", "instances") or isinstance(predictions, list):
+            fields = ("boxes", "scores", "labels", *(_OF_PEOPLE if self._kind == "keypoints" else ()))
+            arrays = [{name: getattr(each, name).cpu().numpy() for name in fields} for each in predictions]
             if self._kind == "instances":
                 masks = (decode_runs(each.runs, *each.size) for each in predictions)
                 arrays = [{**each, "masks": found} for each, found in zip(arrays, masks, strict=True)]

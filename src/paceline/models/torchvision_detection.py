@@ -21,14 +21,24 @@ from paceline.core.errors import ArgumentError
 from paceline.core.registry import Library, register
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.core.world import constant, to_float64
-from paceline.models.detector import ABSENT, Detections, ImageSizes, Instances, LossParts, Target, cells_inside
+from paceline.models.detector import (
+    ABSENT,
+    Detections,
+    ImageSizes,
+    Instances,
+    KeypointDetections,
+    LossParts,
+    Target,
+    cells_inside,
+)
 from paceline.models.zoo import LibraryArgs, build_torchvision, torchvision_models
 
-_PREFIXES = ("fasterrcnn_", "maskrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")
+_PREFIXES = ("fasterrcnn_", "maskrcnn_", "keypointrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")
 _NAMES = partial(torchvision_models, *_PREFIXES)
 _IGNORED = -1.0  # the label of an anchor that torchvision does not sample
 _PROPOSALS_AT_ONCE = 32
-_TWO_STAGES = ("fasterrcnn", "maskrcnn")
+_TWO_STAGES = ("fasterrcnn", "maskrcnn", "keypointrcnn")
+_HEATMAP = 56  # the side of Keypoint R-CNN's heatmaps
 _Sizes = Annotated[Sequence[Sequence[Positive]], Field(min_length=1)]
 
 
@@ -37,6 +47,7 @@ def build_detection(
     name: str,
     num_classes: int,
     in_channels: int,
+    num_keypoints: int = 0,
     score_thresh: Annotated[Share, Field(description="Detections with lower scores are left out.")] = 0.05,
     nms_thresh: Annotated[Share, Field(description="The IoU from which the better of two boxes is kept.")] = 0.5,
     detections_per_img: Count = 100,
@@ -52,6 +63,10 @@ def build_detection(
     prefix = "box_" if name.startswith(_TWO_STAGES) else ""
     given |= {f"{prefix}score_thresh": score_thresh, f"{prefix}nms_thresh": nms_thresh}
     given[f"{prefix}detections_per_img"] = detections_per_img
+    if name.startswith("keypointrcnn"):
+        if not num_keypoints:
+            raise ValueError(f"{name}: the data has no keypoints; use a data set with keypoints")
+        given["num_keypoints"] = num_keypoints
     if anchor_sizes or anchor_ratios:
         given |= _anchors(name, anchor_sizes, anchor_ratios)
     first_label = 1 if name.startswith((*_TWO_STAGES, "ssd")) else 0  # those have a class for the background
@@ -85,7 +100,7 @@ class TorchvisionDetector(nn.Module):
         kind = type(detector).__name__
         self._divisors = record_counts(detector, kind, self._counts)
         self.loss_names = tuple(self._divisors)
-        self.predicts_masks = kind == "MaskRCNN"
+        self.predicts_masks, self.predicts_keypoints = kind == "MaskRCNN", kind == "KeypointRCNN"
         if hasattr(detector, "rpn"):
             detector.rpn.head.register_forward_hook(self._hide_objects)
             assign = detector.rpn.assign_targets_to_anchors
@@ -149,10 +164,13 @@ def torchvision_targets(targets: Sequence[Target], dtype: torch.dtype, first_lab
     ]
 
 
-def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Detections:
-    """What torchvision has detected in an image, the most confident first; with masks if it has predicted some."""
+def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Detections | Instances | KeypointDetections:
+    """What torchvision has detected in an image, the most confident first; with masks or keypoints if it has any."""
     order = found["scores"].sort(descending=True, stable=True).indices
     detections = Detections(found["boxes"][order], found["scores"][order], found["labels"][order] - first_label)
+    if "keypoints" in found:
+        places, scores = found["keypoints"][order, :, :2], found["keypoints_scores"][order]
+        return KeypointDetections(*detections, places, scores)
     return Instances(*detections, found["masks"][order, 0], in_boxes=True) if "masks" in found else detections
 
 
@@ -209,7 +227,7 @@ def record_counts(detector: Any, kind: str, counts: dict[str, Tensor | float]) -
         case "FCOS":
             _watch(detector.head, "compute_loss", counts, "positives", lambda _, given: _num_positive(given[-1]))
             return {"classification": "positives", "bbox_regression": "positives", "bbox_ctrness": "positives"}
-        case "FasterRCNN" | "MaskRCNN":
+        case "FasterRCNN" | "MaskRCNN" | "KeypointRCNN":
             _watch(detector.rpn, "fg_bg_sampler", counts, "anchors", lambda drawn, _: _num_drawn(drawn))
             heads = detector.roi_heads
             _watch(heads, "select_training_samples", counts, "proposals", lambda chosen, _: sum(map(len, chosen[0])))
@@ -218,6 +236,9 @@ def record_counts(detector: Any, kind: str, counts: dict[str, Tensor | float]) -
             divisors = of_anchors | dict.fromkeys(("loss_classifier", "loss_box_reg"), "proposals")
             if kind == "FasterRCNN":
                 return divisors
+            if kind == "KeypointRCNN":
+                _watch(heads, "select_training_samples", counts, "keypoints", _num_keypoints)
+                return divisors | {"loss_keypoint": "keypoints"}
             use_mask_targets()
             # The mean over the pixels of all masks is divided by their number: all have as many pixels.
             _watch(heads, "select_training_samples", counts, "positives", lambda chosen, _: _num_foreground(chosen[2]))
@@ -255,6 +276,17 @@ def _num_positive(matched: Sequence[Tensor]) -> Tensor:
 
 def _num_foreground(labels: Sequence[Tensor]) -> Tensor:
     return torch.stack([(each > 0).sum() for each in labels]).sum()
+
+
+def _num_keypoints(chosen: tuple[Any, ...], given: tuple[Any, ...]) -> Tensor:
+    """How many labeled keypoints lie in the positive proposals that are to predict them."""
+    to_heatmap = import_torchvision().models.detection.roi_heads.keypoints_to_heatmap
+    counts = []
+    for proposals, matched, labels, target in zip(*chosen[:3], given[1], strict=True):
+        positive = torch.where(labels > 0)[0]
+        places = target["keypoints"][matched[positive]]
+        counts.append(to_heatmap(places, proposals[positive], _HEATMAP)[1].sum())
+    return torch.stack(counts).sum()
 
 
 def _num_drawn(drawn: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Tensor:

@@ -90,6 +90,10 @@ class Detection(Task):
             raise RecipeError(
                 f"model: {type(model).__name__} learns from masks; use task: instance_segmentation, or a model of boxes"
             )
+        if getattr(model, "predicts_keypoints", False):
+            raise RecipeError(
+                f"model: {type(model).__name__} learns from keypoints; use task: keypoint_detection, or a box model"
+            )
 
     def counts(self, batch: Batch) -> dict[str, Count]:
         """What each loss is divided by, where that depends on the targets alone."""
