@@ -50,8 +50,8 @@ class Coco(DetectionDataset):
     class k has the id `category_ids[k]`. Boxes keep their coordinates, as x1 y1 x2 y2. A keypoint is the number of a
     pixel in these files, so it lies half a pixel further, in that pixel's middle. Masks are those of pycocotools.
     With `per_object`, each object with labeled keypoints is a sample of its own, as pose networks take them; crowds are
-    left out. With `keep_empty: false`, images without any object are left out; with `min_keypoints`, those whose objects
-    have fewer labeled keypoints together. With `split_shares` the split is drawn.
+    left out. With `keep_empty: false`, images without any object are left out; with `min_keypoints`, images of fewer
+    labeled keypoints. With `split_shares` the split is drawn.
     """
 
     def __init__(
