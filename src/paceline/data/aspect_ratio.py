@@ -36,13 +36,14 @@ class GroupedPermutation:
     def __init__(self, groups: Groups, batch: int, seed: int) -> None:
         self.size, self.seed = len(groups), seed
         self._groups, self._batch = groups, batch
-        counts = np.bincount(groups)
+        num_groups, starts = int(groups.max()) + 1, range(0, self.size, _BLOCK)
+        of_blocks = np.stack([np.bincount(groups[start : start + _BLOCK], minlength=num_groups) for start in starts])
+        counts = of_blocks.sum(0)
+        self._before = [_sums(of_block) for of_block in of_blocks.T]  # members of each group before each block
         self._members = [Permutation(max(1, count), derive(seed, _MEMBERS, k)) for k, count in enumerate(counts)]
         self._full, self._rest = _sums(counts // batch), _sums(counts % batch)  # batches and samples before each group
         self._num_full = self.size // batch
         self._batches = Permutation(max(1, self._num_full), derive(seed, _BATCHES))
-        edges = np.arange(0, self.size, _BLOCK)
-        self._before = [_sums(np.add.reduceat(groups == k, edges, dtype=np.int64)) for k in range(len(counts))]
         self._last: tuple[tuple[int, int], Indices] = (-1, -1), np.empty(0, np.int64)
 
     def at(self, epoch: int, start: int, stop: int) -> Indices:
@@ -79,12 +80,12 @@ class GroupedPermutation:
 
     def _select(self, epoch: int, group: int, start: int, stop: int) -> Indices:
         """The samples at positions [start, stop) of a group."""
-        before, samples = self._before[group], []
-        for rank in self._members[group].at(epoch, start, stop).tolist():
-            block = int(np.searchsorted(before, rank, side="right")) - 1
-            members = np.flatnonzero(self._groups[block * _BLOCK : (block + 1) * _BLOCK] == group)
-            samples.append(block * _BLOCK + int(members[rank - before[block]]))
-        return np.array(samples, np.int64)
+        ranks = self._members[group].permute(epoch, np.arange(start, stop))
+        blocks = np.searchsorted(self._before[group], ranks, side="right") - 1
+        samples, ranks = blocks * _BLOCK, ranks - self._before[group][blocks]
+        for place, first in enumerate(samples.tolist()):
+            samples[place] += np.flatnonzero(self._groups[first : first + _BLOCK] == group)[ranks[place]]
+        return samples
 
 
 def _sums(counts: NDArray[np.int64]) -> NDArray[np.int64]:

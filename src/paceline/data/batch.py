@@ -123,9 +123,10 @@ class Batch(dict[str, Any]):
 
     def is_inside(self) -> Tensor | None:
         """Which pixels are no padding, bool [N, H, W] on the images' device; None if all are."""
+        if IMAGE_SIZE not in self:
+            return None
         images: Tensor = self["image"]
-        sizes = self.get(IMAGE_SIZE)
-        return None if sizes is None else inside_sizes(sizes, images.shape[-2:], images.device)
+        return inside_sizes(self[IMAGE_SIZE], images.shape[-2:], images.device)
 
     def __missing__(self, name: str) -> Any:
         raise MissingFieldError(self.describe_missing(name))

@@ -18,6 +18,8 @@ from paceline.data.batch import IMAGE_SIZE, Batch, crop_padding
 from paceline.losses.class_weights import ClassWeights, make_class_weights, to_full_precision
 from paceline.losses.loss_term import LossTerm
 
+_PADDING = -100  # which is no id, in masks without one that is ignored
+
 
 @register.loss("pixel_cross_entropy")
 class PixelCrossEntropy:
@@ -151,7 +153,10 @@ class MaskTargets:
         self.ignore_index = ignore_index
 
     def masks(self, batch: Batch) -> Tensor:
-        return masks_of(self.loss, batch)
+        masks = masks_of(self.loss, batch)
+        if self.ignore_index is None and (is_inside := batch.is_inside()) is not None:
+            return masks.long().masked_fill(~is_inside, _PADDING)
+        return masks
 
     def find_unknown_id(self, batch: Batch) -> tuple[int, str] | None:
         """The first sample of a batch on the host with an id that is no class, and a message."""
@@ -175,7 +180,9 @@ class MaskTargets:
 
     def is_labeled(self, masks: Tensor) -> Tensor | None:
         """Which pixels count, bool [N, H, W]; None for all."""
-        return None if self.ignore_index is None else masks != self.ignore_index
+        if self.ignore_index is None:
+            return None if masks.dtype == torch.uint8 else masks != _PADDING
+        return masks != self.ignore_index
 
     def class_counts(self, masks: Tensor) -> Tensor:
         """The number of pixels of each class, int64 [C]."""
@@ -191,7 +198,7 @@ class MaskTargets:
         self, logits: Tensor, masks: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
     ) -> Tensor:
         """The loss of each pixel, [N, H, W], 0 where it is ignored."""
-        ignored = -100 if self.ignore_index is None else self.ignore_index  # masks have no negative ids
+        ignored = _PADDING if self.ignore_index is None else self.ignore_index
         try:
             # Summed by the caller: the sum inside this function is not deterministic on CUDA.
             return F.cross_entropy(
@@ -243,7 +250,7 @@ def _pixel_weights(
     if class_weights is None:
         return None if is_counted is None else is_counted.float()
     weights = class_weights.to(logits)
-    own = weights[masks.long().clamp(max=len(weights) - 1)]
+    own = weights[masks.long().clamp(min=0, max=len(weights) - 1)]
     return own if is_counted is None else own * is_counted
 
 

@@ -73,8 +73,8 @@ class Detector(Protocol):
     whose attribute `predicts_masks` is True takes masks in its targets and gives `Instances` for `Detections`; with
     `predicts_keypoints` it takes keypoints and gives `KeypointDetections`.
 
-    If its forward takes `image_sizes`, it is told the height and width of each image where images differ in size and
-    are padded with zeros on the right and below; without, it sees the zeros.
+    If its forward takes `image_sizes`, it gets the height and width of each image where images differ in size and are
+    padded with zeros on the right and below; without, it sees the zeros.
     """
 
     loss_names: Sequence[str]

@@ -28,7 +28,7 @@ from paceline.recipe.build_context import BuildContext, resolve
 from paceline.recipe.schema import DatasetPart, Recipe
 
 _MAX_CLASSES = 5  # that a message lists
-_IGNORED = 255  # the id that losses and metrics leave out unless told otherwise
+_IGNORED = 255  # the default `ignore_index` of losses and metrics
 _MAX_NOTES = 5  # of a data set, at the start of a run
 
 
@@ -227,11 +227,10 @@ def add_transforms(
 
 def _choose_padding(context: BuildContext, dataset: Dataset) -> Padding | None:
     """How images of different sizes are stacked; None if the task takes images of one size alone."""
-    ignored, num_classes = getattr(dataset, "ignore_index", None), len(dataset.classes)
-    is_full = num_classes > _IGNORED and ignored is None  # no id is left that masks could be filled with
-    if not getattr(resolve("task", context.recipe.task.name), "pads_images", False) or is_full:
+    if not getattr(resolve("task", context.recipe.task.name), "pads_images", False):
         return None
-    return Padding(0 if num_classes < 2 else _IGNORED if ignored is None else ignored)
+    ignored = getattr(dataset, "ignore_index", None)
+    return Padding(0 if len(dataset.classes) < 2 else _IGNORED if ignored is None else ignored)
 
 
 def fit_padding(loader: SplitLoader, model: nn.Module) -> None:

@@ -209,7 +209,7 @@ class Detection(Task):
         return Rows("detections", detection_rows)
 
     def _sizes(self, batch: Batch) -> dict[str, Any]:
-        """What a model that takes `image_sizes` is told of a batch in which images are padded."""
+        """The further argument of a model that takes `image_sizes`, where images are padded."""
         return {"image_sizes": batch.image_sizes} if self._takes_sizes and batch.image_sizes else {}
 
     def _merge(self, first: Any, flipped: Any, width: int) -> Any:

@@ -102,6 +102,8 @@ class Segmentation(Task):
         """The share of labeled pixels whose class is right."""
         masks = batch["mask"]
         is_labeled = masks != (-1 if self._ignore_index is None else self._ignore_index)
+        if (is_inside := batch.is_inside()) is not None:
+            is_labeled &= is_inside
         correct = (outputs.argmax(1) == masks) & is_labeled
         return {"pixel_accuracy": LossTerm(correct.sum().float(), is_labeled.sum().float())}
 

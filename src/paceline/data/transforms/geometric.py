@@ -93,7 +93,7 @@ class RandomResize:
 @register.transform("random_shortest_size")
 @dataclass(frozen=True)
 class RandomShortestSize:
-    """Resize the shorter side to one of `min_size`, each as likely, as far as the longer side stays within `max_size`.
+    """Resize the shorter side to one of `min_size`, each as likely; `max_size` bounds the longer side.
 
     The image keeps its shape.
     """
