@@ -80,7 +80,8 @@ class TorchvisionDetector(nn.Module):
         if targets is None:
             return [sorted_detections(found, self._first_label) for found in self.detector(list(images.unbind()))]
         self._counts["images"] = len(images)
-        wanted = torchvision_targets(targets, images.dtype, self._first_label)
+        dtype = torch.float32 if hasattr(self.detector, "rpn") else images.dtype
+        wanted = torchvision_targets(targets, dtype, self._first_label)
         losses = self.detector(list(images.unbind()), wanted)
         return loss_parts(losses, self._divisors, self._counts)
 
@@ -144,6 +145,7 @@ def record_counts(detector: Any, kind: str, counts: dict[str, Tensor | float]) -
             _watch(detector.head, "compute_loss", counts, "positives", lambda _, given: _num_positive(given[-1]))
             return {"classification": "positives", "bbox_regression": "positives", "bbox_ctrness": "positives"}
         case "FasterRCNN" | "MaskRCNN":
+            _compute_boxes_in_float32(detector)
             _watch(detector.rpn, "fg_bg_sampler", counts, "anchors", lambda drawn, _: _num_drawn(drawn))
             heads = detector.roi_heads
             _watch(heads, "select_training_samples", counts, "proposals", lambda chosen, _: sum(map(len, chosen[0])))
@@ -174,6 +176,34 @@ def _watch(
         return result
 
     setattr(owner, method, watched)
+
+
+def _compute_boxes_in_float32(detector: Any) -> None:
+    """Have a two-stage detector compute boxes in float32, whatever the precision of its layers: bfloat16 has no 257."""
+    rpn, heads = detector.rpn, detector.roi_heads
+    for module in (rpn.head, rpn.anchor_generator, heads.box_predictor, heads.mask_predictor):
+        if module is not None:
+            module.register_forward_hook(lambda _, args, output: _as_float32(output))
+    for name in ("box_roi_pool", "mask_roi_pool"):
+        if getattr(heads, name) is not None:
+            setattr(heads, name, _Float32Pool(getattr(heads, name)))
+
+
+class _Float32Pool(nn.Module):
+    """Pools features with boxes in float32; the result has the features' dtype."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, maps: Mapping[str, Tensor], boxes: list[Tensor], image_sizes: Any) -> Tensor:
+        dtype = next(iter(maps.values())).dtype
+        pooled: Tensor = self.pool({name: each.float() for name, each in maps.items()}, boxes, image_sizes)
+        return pooled.to(dtype)
+
+
+def _as_float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) else type(value)(map(_as_float32, value))
 
 
 def _num_positive(matched: Sequence[Tensor]) -> Tensor:
