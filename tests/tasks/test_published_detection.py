@@ -60,7 +60,9 @@ CASES = {
     "fasterrcnn_resnet50_fpn": Case(0.02, [16, 22], args=ALL_SAMPLED),
     "retinanet_resnet50_fpn": Case(0.01, [16, 22]),
     "maskrcnn_resnet50_fpn": Case(0.02, [16, 22], lr_scale=0.02, args=ONLY_TRUTH, steps=10, warmup=5),
-    "keypointrcnn_resnet50_fpn": Case(0.02, [36, 43], file="people", lr_scale=0.02, args=ONLY_TRUTH, steps=10, warmup=5),
+    "keypointrcnn_resnet50_fpn": Case(
+        0.02, [36, 43], file="people", lr_scale=0.02, args=ONLY_TRUTH, steps=10, warmup=5
+    ),
     "ssd300_vgg16": Case(0.002, [80, 110], 5e-4, folder="one", steps=5, warmup=3),
 }
 

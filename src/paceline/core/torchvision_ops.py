@@ -55,7 +55,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
     OpenCV compares in float64 and is compiled: 2,000 boxes take milliseconds. Equal scores keep their order.
     """
-    order = np.argsort(-scores.detach().numpy(), kind="stable")
+    order = np.argsort(-scores.detach().float().numpy(), kind="stable")
     corners = boxes.detach().double().numpy()[order]
     extents = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     ranks = np.arange(len(order), 0, -1, dtype=np.float32)  # OpenCV takes no negative scores

@@ -102,13 +102,21 @@ def select_detections(
     boxes: Tensor, scores: Tensor, score_thresh: float, nms_thresh: float, detections_per_img: int
 ) -> Detections:
     """The most confident of boxes [P, 4] with scores [P, C], without those that overlap a better one of their class."""
+    places, labels = select_candidates(boxes, scores, score_thresh, nms_thresh, detections_per_img)
+    return Detections(boxes[places], scores[places, labels], labels)
+
+
+def select_candidates(
+    boxes: Tensor, scores: Tensor, score_thresh: float, nms_thresh: float, detections_per_img: int
+) -> tuple[Tensor, Tensor]:
+    """Which of the boxes these are, int64 [K], and the class of each."""
     flat = scores.flatten()
     above = (flat > score_thresh).nonzero().flatten()
     order = flat[above].sort(descending=True, stable=True).indices[:_CANDIDATES]
     chosen = above[order]
     places, labels = chosen // scores.shape[1], chosen % scores.shape[1]
     kept = batched_nms(boxes[places], flat[chosen], labels, nms_thresh)[:detections_per_img]
-    return Detections(boxes[places[kept]], flat[chosen[kept]], labels[kept])
+    return places[kept], labels[kept]
 
 
 def batched_nms(boxes: Tensor, scores: Tensor, labels: Tensor, iou_threshold: float) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -95,7 +96,7 @@ class MaskRCNN(nn.Module):
         batch, _ = self._image_list(images, None)
         batch.image_sizes = list(image_sizes or batch.image_sizes)
         maps = self._maps(batch.tensors)
-        wanted = None if targets is None else torchvision_targets(targets, images.dtype, first_label=1)
+        wanted = None if targets is None else torchvision_targets(targets, torch.float32, first_label=1)
         proposals, rpn_losses = self.rpn(batch, maps, wanted)
         found, losses = self.roi_heads(maps, proposals, batch.image_sizes, wanted)
         if targets is None:

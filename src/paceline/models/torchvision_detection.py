@@ -118,7 +118,8 @@ class TorchvisionDetector(nn.Module):
         if targets is None:
             return [sorted_detections(found, self._first_label) for found in self.detector(each)]
         self._counts["images"] = len(images)
-        losses = self.detector(each, torchvision_targets(targets, images.dtype, self._first_label))
+        dtype = torch.float32 if hasattr(self.detector, "rpn") else images.dtype
+        losses = self.detector(each, torchvision_targets(targets, dtype, self._first_label))
         return loss_parts(losses, self._divisors, self._counts)
 
     def _hide_classes(self, _: nn.Module, given: Any, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -228,6 +229,7 @@ def record_counts(detector: Any, kind: str, counts: dict[str, Tensor | float]) -
             _watch(detector.head, "compute_loss", counts, "positives", lambda _, given: _num_positive(given[-1]))
             return {"classification": "positives", "bbox_regression": "positives", "bbox_ctrness": "positives"}
         case "FasterRCNN" | "MaskRCNN" | "KeypointRCNN":
+            _compute_boxes_in_float32(detector)
             _watch(detector.rpn, "fg_bg_sampler", counts, "anchors", lambda drawn, _: _num_drawn(drawn))
             heads = detector.roi_heads
             _watch(heads, "select_training_samples", counts, "proposals", lambda chosen, _: sum(map(len, chosen[0])))
@@ -268,6 +270,35 @@ def _limit_samples(heads: Any) -> None:
     """Have a plan, whose fake tensors select every proposal, know that no more are sampled than there may be."""
     subsample, most = heads.subsample, heads.fg_bg_sampler.batch_size_per_image
     heads.subsample = lambda labels: [chosen[:most] for chosen in subsample(labels)]
+
+
+def _compute_boxes_in_float32(detector: Any) -> None:
+    """Have a two-stage detector compute boxes in float32, whatever the precision of its layers: bfloat16 has no 257."""
+    rpn, heads = detector.rpn, detector.roi_heads
+    predictors = (heads.box_predictor, heads.mask_predictor, heads.keypoint_predictor)
+    for module in (rpn.head, rpn.anchor_generator, *predictors):
+        if module is not None:
+            module.register_forward_hook(lambda _, args, output: _as_float32(output))
+    for name in ("box_roi_pool", "mask_roi_pool", "keypoint_roi_pool"):
+        if getattr(heads, name) is not None:
+            setattr(heads, name, _Float32Pool(getattr(heads, name)))
+
+
+class _Float32Pool(nn.Module):
+    """Pools features with boxes in float32; the result has the features' dtype."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, maps: Mapping[str, Tensor], boxes: list[Tensor], image_sizes: Any) -> Tensor:
+        dtype = next(iter(maps.values())).dtype
+        pooled: Tensor = self.pool({name: each.float() for name, each in maps.items()}, boxes, image_sizes)
+        return pooled.to(dtype)
+
+
+def _as_float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) else type(value)(map(_as_float32, value))
 
 
 def _num_positive(matched: Sequence[Tensor]) -> Tensor:

@@ -24,7 +24,7 @@ from paceline.metrics.detection import mistakes_in
 from paceline.metrics.instances import CocoMaskAP, EncodedInstances, InstanceRows, instances_state, masked_objects
 from paceline.metrics.metric import Metric
 from paceline.models.detector import Detector, Instances, Target
-from paceline.tasks.detection import DRAWN_SCORE, Detection, Drawn, to_original
+from paceline.tasks.detection import DRAWN_SCORE, Detection, Drawn, select, to_original
 from paceline.visualize.image import Image
 
 _DIVISOR, _MAX_ID = 1000, 65_535
@@ -92,9 +92,12 @@ class InstanceSegmentation(Detection):
     def instance_maps(self, predictions: Sequence[EncodedInstances]) -> Iterator[NDArray[np.uint16]]:
         """The file of each sample: ids of class · 1000 + number, from 1 each, the most certain on top; 0 elsewhere.
 
-        An image has at most 999 instances of a class, and ids end at 65,535: further ones are left out.
+        They are those that are drawn: with a score of 0.3 or more, or from `min_score` on. An image has at most 999
+        instances of a class, and ids end at 65,535: further ones are left out.
         """
-        for found in predictions:
+        least = DRAWN_SCORE if self._min_score is None else self._min_score
+        for each in predictions:
+            found = select(each, each.scores >= least)
             ids, numbers = np.zeros(found.size, np.uint16), [0] * (1 + max(found.labels.tolist(), default=0))
             for label, mask in zip(found.labels.tolist(), decode_runs(found.runs, *found.size), strict=True):
                 id_ = (label + 1) * _DIVISOR + numbers[label] + 1
