@@ -100,6 +100,8 @@ class TorchvisionDetector(nn.Module):
         kind = type(detector).__name__
         self._divisors = record_counts(detector, kind, self._counts)
         self.loss_names = tuple(self._divisors)
+        if set(self._divisors.values()) == {"images"}:
+            self.count = lambda images, targets: dict.fromkeys(self._divisors, len(images))
         self.predicts_masks, self.predicts_keypoints = kind == "MaskRCNN", kind == "KeypointRCNN"
         if hasattr(detector, "rpn"):
             detector.rpn.head.register_forward_hook(self._hide_objects)
