@@ -136,7 +136,7 @@ def test_they_are_of_detected_people_too() -> None:
         for own, score in zip(guesses, scores.tolist(), strict=True):
             places = np.column_stack([own, np.ones(17)]).flatten().tolist()
             found.append({"image_id": image, "category_id": 1, "keypoints": places, "score": score})
-        fields = {"keypoints": truth, "boxes": np.tile(np.float32([0, 0, 50, 50]), (number, 1))}
+        fields = {"keypoints": truth, "boxes": np.tile(np.array([0, 0, 50, 50], np.float32), (number, 1))}
         fields |= {"area": area, "crowd": crowd}
         batch = Batch({"id": torch.tensor([image])} | {name: [torch.from_numpy(each)] for name, each in fields.items()})
         boxes, labels = torch.zeros(len(scores), 4), torch.zeros(len(scores), dtype=torch.int64)

@@ -57,6 +57,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Batch, Coc
         run = paceline.build("keypoints_sample", changes | roots, folder / "run")
         loader = run.evaluations["val"].loader
         ids = np.arange(len(loader.dataset))
+        assert isinstance(loader.dataset, Coco)
         yield loader.transform_batch(loader.fetch(0, ids), 0, torch.device("cpu")), loader.dataset
 
 

@@ -72,7 +72,7 @@ def _thin_backbones() -> Iterator[None]:
     models = import_torchvision().models
     build = models.resnet._resnet
 
-    def build_thin(block: Any, layers: list[int], weights: Any, progress: bool, **args: Any) -> nn.Module:
+    def build_thin(block: Any, layers: list[int], weights: Any, progress: bool, **args: Any) -> Any:
         return build(block, [1, 1, 1, 1], weights, progress, width_per_group=4, **args)
 
     with patch.object(models.resnet, "_resnet", build_thin), patch.dict(models.vgg.cfgs, D=THIN_VGG):
@@ -144,7 +144,7 @@ def _write_weights(folder: Path) -> None:
 
 
 def _file_name(weights: Any) -> str:
-    return weights.url.rpartition("/")[2]
+    return str(weights.url.rpartition("/")[2])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -171,9 +171,9 @@ def test_steps_are_those_of_torchvisions_own_loop(
 
 def _build(name: str, case: Case, folder: Path, out: Path) -> Any:
     part = {"data.{}.root": str(folder), "data.{}.annotations": f"{case.file}.json", "data.{}.images": "images"}
-    changes = {key.format(split): value for split in ("train", "val") for key, value in part.items()}
+    changes: dict[str, Any] = {key.format(split): value for split in ("train", "val") for key, value in part.items()}
     changes |= {"data.batch_size": 2, "data.num_workers": 0, "train.threads": 1, "train.device": "cpu"}
-    recipe = paceline.Recipe.load(name)
+    recipe: Any = paceline.Recipe.load(name)
     assert recipe.optimizer.lr == case.lr
     changes |= {
         "optimizer.lr": case.lr * case.lr_scale,
@@ -198,14 +198,15 @@ def _build(name: str, case: Case, folder: Path, out: Path) -> Any:
     return paceline.build(name, changes, out)
 
 
-def _published_model(name: str, case: Case, own: nn.Module) -> nn.Module:
+def _published_model(name: str, case: Case, own: nn.Module) -> Any:
     """The model as the reference builds it; the layers that no file has begin as those of the recipe's model."""
     models = import_torchvision().models
     builder = models.get_model_builder(name)
     backbone = models.VGG16_Weights.IMAGENET1K_FEATURES if "vgg" in name else models.ResNet50_Weights.IMAGENET1K_V1
     size = {} if name.startswith("ssd") else {"min_size": SIZE, "max_size": 2 * SIZE}
     num_outputs = (1 if case.file == "people" else 3) + _first_label(name)
-    model: nn.Module = builder(weights=None, weights_backbone=backbone, num_classes=num_outputs, **size, **case.args)
+    model: Any = builder(weights=None, weights_backbone=backbone, num_classes=num_outputs, **size, **case.args)
+    normalize: Any
     *_, normalize = paceline.Recipe.load(name).data.train.transforms
     assert normalize.mean == pytest.approx(model.transform.image_mean)
     assert normalize.std == pytest.approx(model.transform.image_std)

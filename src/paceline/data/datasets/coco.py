@@ -127,7 +127,7 @@ class Coco(DetectionDataset):
         """The images whose objects have so many labeled keypoints together."""
         labeled = (self._index["keypoints"][..., 2] > 0).sum(1)
         before, starts = np.concatenate([[0], labeled.cumsum()]), self._index["starts"].astype(np.int64)
-        rows = np.asarray(self._part)
+        rows: NDArray[np.int64] = np.asarray(self._part)
         return rows[before[starts[rows + 1]] - before[starts[rows]] >= min_keypoints]
 
     def _divide(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
