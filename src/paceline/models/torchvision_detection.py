@@ -70,7 +70,7 @@ def build_detection(
     if anchor_sizes or anchor_ratios:
         given |= _anchors(name, anchor_sizes, anchor_ratios)
     first_label = 1 if name.startswith((*_TWO_STAGES, "ssd")) else 0  # those have a class for the background
-    detector = build_torchvision(name, num_classes + first_label, 3, given)
+    detector: Any = build_torchvision(name, num_classes + first_label, 3, given)
     if in_channels != 3:
         raise ValueError(f"{name} takes images of 3 channels, the data has {in_channels}")
     if frozen_batch_norm:
@@ -112,7 +112,7 @@ class TorchvisionDetector(nn.Module):
 
     def forward(
         self, images: Tensor, targets: Sequence[Target] | None = None, image_sizes: ImageSizes | None = None
-    ) -> LossParts | list[Detections]:
+    ) -> LossParts | list[Any]:
         """The losses of images [N, 3, H, W] beside their targets; without targets, what is detected in each image."""
         self._sizes, each = image_sizes, list(images.unbind())
         if image_sizes is not None:

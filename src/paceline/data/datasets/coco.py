@@ -127,8 +127,9 @@ class Coco(DetectionDataset):
         """The images whose objects have so many labeled keypoints together."""
         labeled = (self._index["keypoints"][..., 2] > 0).sum(1)
         before, starts = np.concatenate([[0], labeled.cumsum()]), self._index["starts"].astype(np.int64)
-        rows: NDArray[np.int64] = np.asarray(self._part)
-        return rows[before[starts[rows + 1]] - before[starts[rows]] >= min_keypoints]
+        rows = np.asarray(self._part)
+        chosen: NDArray[np.int64] = rows[before[starts[rows + 1]] - before[starts[rows]] >= min_keypoints]
+        return chosen
 
     def _divide(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The image and the number of each object that is a sample of its own."""
