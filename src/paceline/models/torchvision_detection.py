@@ -149,6 +149,7 @@ def record_counts(detector: Any, kind: str, counts: dict[str, Tensor | float]) -
             _watch(detector.rpn, "fg_bg_sampler", counts, "anchors", lambda drawn, _: _num_drawn(drawn))
             heads = detector.roi_heads
             _watch(heads, "select_training_samples", counts, "proposals", lambda chosen, _: sum(map(len, chosen[0])))
+            _limit_samples(heads)
             of_anchors = dict.fromkeys(("loss_objectness", "loss_rpn_box_reg"), "anchors")
             divisors = of_anchors | dict.fromkeys(("loss_classifier", "loss_box_reg"), "proposals")
             if kind == "FasterRCNN":
@@ -176,6 +177,12 @@ def _watch(
         return result
 
     setattr(owner, method, watched)
+
+
+def _limit_samples(heads: Any) -> None:
+    """Have a plan, whose fake tensors select every proposal, know that no more are sampled than there may be."""
+    subsample, most = heads.subsample, heads.fg_bg_sampler.batch_size_per_image
+    heads.subsample = lambda labels: [chosen[:most] for chosen in subsample(labels)]
 
 
 def _compute_boxes_in_float32(detector: Any) -> None:

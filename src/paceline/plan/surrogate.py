@@ -165,12 +165,17 @@ def _objects(shape: Shape, number: int = _OBJECTS) -> Sample:
     return {**_image(shape), **fields}
 
 
+def _instances(shape: Shape) -> Sample:
+    return {**_objects(shape), "masks": np.ones((_OBJECTS, shape.height, shape.width), np.uint8)}
+
+
 _SAMPLES: dict[str, Callable[[Shape], Sample]] = {
     "classification": _labeled,
     "masked_autoencoder": _labeled,
     "segmentation": _mask,
     "saliency": _mask,
     "detection": _objects,
+    "instance_segmentation": _instances,
     "keypoints": lambda shape: _objects(shape, 1),
     "video": _video,
 }
