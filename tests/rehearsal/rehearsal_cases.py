@@ -156,8 +156,10 @@ FAULTS = [
     for kind in KINDS
 ]
 
+_READING = ("fruits_nuts",)  # Mask R-CNN selects proposals by value, so it waits for the device
 SHIPPED = [
     {"name": f"recipe {name}", "recipe": name, "steps": 1}
     for name in sorted(shipped_recipes())
     if not name.endswith("_sample")  # those are trained above
+    and name not in _READING
 ]
