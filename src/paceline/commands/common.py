@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from paceline.recipe.validate import CheckedRecipe
 
 
-def add_recipe(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
+def add_recipe(parser: argparse.ArgumentParser) -> None:
     """RECIPE or RUN with overrides, and `--use`."""
     help_text = "a .yaml or .json file, the name of a recipe that ships, or a run directory"
-    parser.add_argument("recipe", metavar="RECIPE or RUN", nargs=None if is_required else "?", help=help_text)
+    parser.add_argument("recipe", metavar="RECIPE or RUN", help=help_text)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override values, such as optimizer.lr=0.01")
     add_use(parser)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import signature
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -22,6 +23,9 @@ from paceline.engine.strategies.single import SingleStrategy, broadcast_all, par
 from paceline.models.norm import BATCH_NORMS
 
 _WARM_UP_PASSES = 2
+# torch 2.13 has deprecated the other name, which older versions alone know.
+_KNOWS_FORWARD = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if _KNOWS_FORWARD else "broadcast_buffers"
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
 
@@ -46,6 +50,7 @@ class DDPStrategy(SingleStrategy):
         self._world = world
         self._compression = compression
         self._options: dict[str, Any] = {
+            _SYNC_BUFFERS: False,
             "static_graph": static_graph,
             "find_unused_parameters": find_unused,
             "bucket_cap_mb": bucket_mb,
@@ -65,9 +70,7 @@ class DDPStrategy(SingleStrategy):
     def rewrap(self) -> None:
         """Wrap the model again, since the reducer only knows the parameters that learned when it was made."""
         device = [self._world.device.index] if self._world.device.type == "cuda" else None
-        self.network = DistributedDataParallel(
-            self.model, device, forward_sync_buffers=False, gradient_as_bucket_view=True, **self._options
-        )
+        self.network = DistributedDataParallel(self.model, device, gradient_as_bucket_view=True, **self._options)
         _compress(self.network, self._compression)
         self._is_warm = not self._needs_warm_up
         self._known = parameter_ids(self.model)

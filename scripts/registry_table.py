@@ -1,6 +1,6 @@
 """Writes the registry's table, `registry.json`, from what the package registers.
 
-`python -m paceline.core.table`, after a signature, a name or the version of a library has changed.
+`make table` runs it, after a signature, a name or the version of a library has changed.
 
 Each argument has one sentence, for editors and for the recipe reference. `Field(description=…)` of the argument comes
 first, then a sentence of the docstring that names it in backticks, then what is said here of arguments that mean the
@@ -66,8 +66,6 @@ SENTENCES = {
     "label_separator": "What separates several labels of one sample.",
     "margin": "How far boxes reach beyond the joints, as a share of their longer side.",
     "masks": "Whether masks are read.",
-    "max_frames": "The most frames of a video that are decoded.",
-    "max_pixels": "The most pixels of an image; larger ones are an error.",
     "root": "The folder of the data set.",
     "skeleton": "Pairs of keypoints that are drawn as lines.",
     "split": "Which part of the data set.",
