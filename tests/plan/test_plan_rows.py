@@ -161,7 +161,7 @@ def test_a_combination_that_cannot_be_is_refused_with_its_reason() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("maskrcnn_resnet50_fpn", ["instance_segmentation"]),
+        ("maskrcnn_resnet50_fpn", ["learns from masks", "task: instance_segmentation"]),
         ("keypointrcnn_resnet50_fpn", ["keypoints"]),
     ],
 )

@@ -40,7 +40,7 @@ def test_a_step_of_each_recipe_is_rehearsed(name: str) -> None:
     checked = Grid(name, [*_SMALL, *_SHALLOW.get(name, ())]).check({"procs": "1"})
     with rehearse(checked, 1, _SHAPE) as rehearsal:
         assert rehearsal.timeline.sum(axis=1).max() > sum(each.nbytes for each in rehearsal.run.model.parameters())
-        if checked.recipe.task.name != "detection":  # whose predictions depend on values
+        if checked.recipe.task.name not in ("detection", "instance_segmentation"):  # whose predictions depend on values
             rows, flops = model_table(rehearsal.run)
             assert rows[0]["flops"] == flops > 0
 

@@ -167,7 +167,7 @@ def _objects(shape: Shape, number: int = _OBJECTS) -> Sample:
 
 
 def _instances(shape: Shape) -> Sample:
-    return {**_objects(shape), "masks": np.zeros((_OBJECTS, shape.height, shape.width), np.uint8)}
+    return {**_objects(shape), "masks": np.ones((_OBJECTS, shape.height, shape.width), np.uint8)}
 
 
 _SAMPLES: dict[str, Callable[[Shape], Sample]] = {

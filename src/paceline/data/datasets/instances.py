@@ -26,8 +26,8 @@ from paceline.data.datasets.detection import (
 )
 from paceline.data.datasets.image_mask import ImageMaskPairs
 from paceline.data.fingerprint import DataDigest
-from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
-from paceline.data.io.image import MAX_PIXELS, Encoded, Pixels
+from paceline.data.index.index import IndexBuilder, open_index
+from paceline.data.io.image import Encoded, Pixels
 from paceline.data.io.mask import MAX_ID, InstanceIds, decode_ids, decode_runs, encode_runs, pack_masks
 
 _ROUNDING = 0.01  # pixels that a point of an outline may lie outside without a word
@@ -109,7 +109,6 @@ class ImageInstances(DetectionDataset):
         split_seed: CountOrZero = 0,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
     ) -> None:
         root = Path(root)
         numbers = list(classes.values()) if isinstance(classes, Mapping) else list(range(1, len(classes) + 1))
@@ -129,19 +128,18 @@ class ImageInstances(DetectionDataset):
             files = [
                 (image, *(pair[1] for pair in more)) for (image, _), *more in zip(*[columns[0]], *columns, strict=True)
             ]
-            num_images = _write(builder, root, files, ids, bad_boxes, max_pixels)
-            write_parts(builder, num_images, split_shares, split_seed)
+            _write(builder, root, files, ids, bad_boxes)
 
         arguments: dict[str, Any] = {"folders": [images, masks, class_masks], "list": list_file, "links": follow_links}
-        arguments |= {"ids": list(ids), "bad_boxes": bad_boxes} | split_arguments(split_shares, split_seed)
+        arguments |= {"ids": list(ids), "bad_boxes": bad_boxes}
         index = open_index(root, "instances", arguments, build)
-        super().__init__(index, root, inside, max_pixels, root / masks, split, split_shares)
+        super().__init__(index, root, inside, root / masks, split, split_shares, split_seed)
         self._masks = index.rows("mask")
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the images to a fingerprint, and what is known of their objects."""
         digest.files(self._files.folder, self._files.names(self._part), "images")
-        for name in ("starts", "boxes", "classes", "crowd"):
+        for name in ("starts", "boxes", "classes", "crowd", "mask"):
             digest.array(name, self._index[name])
 
     def open(self, index: int) -> Sample:
@@ -151,16 +149,14 @@ class ImageInstances(DetectionDataset):
         return with_masks(sample, decode_runs(runs, *sample["size"].tolist()))
 
 
-def _write(
-    builder: IndexBuilder, root: Path, files: Sequence[Sequence[bytes]], ids: _Ids, policy: BadBoxes, max_pixels: int
-) -> int:
+def _write(builder: IndexBuilder, root: Path, files: Sequence[Sequence[bytes]], ids: _Ids, policy: BadBoxes) -> None:
     """Write the objects of images into an index, given each image, its mask and perhaps its mask of classes."""
     objects: list[BoxObject] = []
     kept, sizes, problems = [], [], []
     for image, *masks in files:
         paths = [root / os.fsdecode(name) for name in (image, *masks)]
         try:
-            planes = _read_planes(paths, max_pixels)
+            planes = _read_planes(paths)
         except DataError as error:
             problems.append(str(error))
             continue
@@ -175,15 +171,14 @@ def _write(
     builder.facts["classes"] = ids.names
     builder.append_texts("file", kept)
     write_boxes(builder, objects, np.array(sizes, np.int64).reshape(-1, 2), policy)
-    return len(kept)
 
 
-def _read_planes(paths: Sequence[Path], max_pixels: int) -> list[NDArray[Any]]:
+def _read_planes(paths: Sequence[Path]) -> list[NDArray[Any]]:
     """The ids in masks, which must have the size of their image, the first path."""
-    image = Encoded.read(paths[0], max_pixels)
+    image = Encoded.read(paths[0])
     planes = []
     for path in paths[1:]:
-        plane = decode_ids(path, max_pixels, InstanceIds())
+        plane = decode_ids(path, InstanceIds())
         if plane.shape != (image.height, image.width):
             found = f"the mask is {plane.shape[1]}×{plane.shape[0]} pixels"
             raise DataError(f"{path}: {found}, but its image {paths[0]} {image.width}×{image.height}")
