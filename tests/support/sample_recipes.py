@@ -15,7 +15,7 @@ import torch
 from paceline import cli
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "tasks" / "scripts"
-KINDS = ["detection", "keypoints", "saliency", "segmentation", "video"]
+KINDS = ["detection", "instance_segmentation", "keypoints", "saliency", "segmentation", "video"]
 TASKS = [*KINDS, "masked_autoencoder"]
 PADDED = ["padded_detection", "padded_saliency"]
 """Of these, images differ in size, and steps hold images of similar aspect ratio."""
@@ -65,6 +65,15 @@ def _detection(data: Path) -> dict[str, Any]:
         },
         "evaluate": {"metrics": ["voc_ap"], "save_predictions": True},
     }
+
+
+def _instance_segmentation(data: Path) -> dict[str, Any]:
+    recipe = _detection(data)
+    for split in recipe["data"].values():
+        split["masks"] = True
+    small = {"rpn_post_nms_top_n": 40, "box_batch_size_per_image": 32, "detections_per_img": 20}
+    recipe["model"] = {"name": "mask_rcnn", "backbone": "timm/lcnet_035", "width": 16, "box_width": 16, **small}
+    return {**recipe, "task": "instance_segmentation"}
 
 
 def _keypoints(data: Path) -> dict[str, Any]:
@@ -183,6 +192,7 @@ def _padded(kind: str, data: Path) -> dict[str, Any]:
 
 _RECIPES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "detection": _detection,
+    "instance_segmentation": _instance_segmentation,
     "keypoints": _keypoints,
     "masked_autoencoder": _masked_autoencoder,
     "padded_detection": partial(_padded, "detection"),

@@ -31,6 +31,7 @@ from paceline import cli
 KINDS = [*TASKS, *PADDED]
 METRICS = {
     "detection": {"ap", "ap50", "ar100", "voc_ap50"},
+    "instance_segmentation": {"mask_ap", "mask_ap50", "mask_ar100", "ap", "ap50", "ar100", "voc_ap50"},
     "keypoints": {"loss", "heatmap_mse", "pck", "pck.neck", "pckh", "ap", "ap50", "ar_medium"},
     "masked_autoencoder": {"masked_mse", "knn_top1", "linear_top1"},
     "saliency": {"loss", "pixel_bce", "cel", "mae", "max_f", "weighted_f", "s_measure", "mean_e", "iou", "ber"},
@@ -100,6 +101,18 @@ def test_one_two_and_three_processes_write_the_same_detections(measured: Path) -
     assert {row["image_id"] for row in rows} <= set(range(NUMBER - NUM_VAL, NUMBER))
     assert {row["category_id"] for row in rows} <= {1, 2, 3}
     assert all(Path(row["file_name"]).is_file() and min(row["bbox"][2:]) > 0 for row in rows)
+    assert two == alone
+    assert three == alone
+
+
+def test_one_two_and_three_processes_write_the_same_instances(measured: Path) -> None:
+    alone, two, three = (predictions(measured / procs / "instance_segmentation") for procs in "123")
+    rows = json.loads(alone.pop("val.json"))
+    assert rows
+    assert all(row["segmentation"]["size"] == [128, 160] and row["segmentation"]["counts"] for row in rows)
+    ids = [np.asarray(Image.open(io.BytesIO(file))) for file in alone.values()]
+    assert [each.dtype for each in ids] == [np.uint16] * NUM_VAL
+    alone["val.json"] = predictions(measured / "1" / "instance_segmentation")["val.json"]
     assert two == alone
     assert three == alone
 

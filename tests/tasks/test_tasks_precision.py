@@ -26,6 +26,7 @@ CHECKPOINTING = ["{name: blocks}", "{name: blocks, every: 2}"]
 # In float16 a CPU is slow: each image and each clip is looked at once.
 ONE_VIEW: dict[str, list[str]] = {
     "detection": [],
+    "instance_segmentation": [],
     "keypoints": ["task.flip=false"],
     "masked_autoencoder": [],
     "saliency": [],
@@ -104,8 +105,8 @@ def test_every_precision_trains_every_task(
     assert is_finite(found)
     assert found.skipped == [False] * STEPS
     assert found.metrics.keys() == expected.metrics.keys()
-    # Before the first step weights are the same; what differs is rounding.
-    assert found.losses[0] == pytest.approx(expected.losses[0], abs=0.05)
+    # Before the first step weights are the same; what differs is rounding, and which proposals it selects.
+    assert found.losses[0] == pytest.approx(expected.losses[0], abs=0.2 if kind == "instance_segmentation" else 0.05)
     has_changed = found.differing(expected) != []
     assert has_changed == (precision not in FLOAT32)  # there is no TF32 on a CPU
     parameters = {value.dtype for name, value in found.weights.items() if name.endswith("weight")}

@@ -44,15 +44,17 @@ Images may also be of floats, which models get as they are; tensors are as good 
 
 RAGGED = frozenset({"boxes", "classes", "masks", "keypoints", "crowd", "area"})
 """Fields of objects, of which samples have different numbers: a batch holds a list of them, a tensor a sample."""
-TRUTHS = {"mask": "truth"} | {name: f"truth_{name}" for name in ("boxes", "classes", "crowd", "area", "keypoints")}
+TRUTHS = {"mask": "truth"} | {
+    name: f"truth_{name}" for name in ("boxes", "classes", "masks", "crowd", "area", "keypoints")
+}
 """Under which names masks and objects are kept as they were read, where predictions are measured on those."""
 LIST_FIELDS = RAGGED | frozenset(TRUTHS.values())
 """All fields that a batch holds as a list: those of objects, and masks of the sizes in which they were read."""
 
 IMAGE_SIZE = "image_size"
 """int64 [N, 2], height and width of each image without its padding; only in batches in which an image is padded."""
-ON_HOST = ("id", "crowd", IMAGE_SIZE)
-"""Fields that stay on the host: Python decides by them, and must not wait for a device."""
+ON_HOST = ("id", "crowd", "truth_masks", IMAGE_SIZE)
+"""Fields that stay on the host: Python decides by them, and must not wait for a device; masks as read are large."""
 
 TARGETS = ("target", "label", "mask")
 """Fields that a loss or a metric of a user's may be given as its target, the first that is there."""

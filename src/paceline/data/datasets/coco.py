@@ -24,17 +24,23 @@ from paceline.data.datasets.detection import (
     read_json,
     write_objects,
 )
+from paceline.data.datasets.instances import pack_outlines
 from paceline.data.datasets.keypoints import find_flip_pairs
 from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.index.list_file import encode_name
-from paceline.data.io.mask import decode_runs, encode_runs
+from paceline.data.io.mask import decode_runs
 
 _MAX_SIZE = 1 << 31  # pixels
 
 
 @register.dataset(
     "coco",
-    checks=[KeyOf("split", "split_shares"), Requires("split", "split_shares"), Requires("per_object", "keypoints")],
+    checks=[
+        KeyOf("split", "split_shares"),
+        Requires("split", "split_shares"),
+        Requires("per_object", "keypoints"),
+        Requires("min_keypoints", "keypoints"),
+    ],
 )
 class Coco(DetectionDataset):
     """The images of a COCO JSON file, in the order of their ids, with boxes and, if wanted, masks and keypoints.
@@ -43,7 +49,8 @@ class Coco(DetectionDataset):
     class k has the id `category_ids[k]`. Boxes keep their coordinates, as x1 y1 x2 y2. A keypoint is the number of a
     pixel in these files, so it lies half a pixel further, in that pixel's middle. Masks are those of pycocotools.
     With `per_object`, each object with labeled keypoints is a sample of its own, as pose networks take them; crowds are
-    left out. With `keep_empty: false`, images without any object are left out; with `split_shares` the split is drawn.
+    left out. With `keep_empty: false`, images without any object are left out; with `min_keypoints`, images of fewer
+    labeled keypoints. With `split_shares` the split is drawn.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class Coco(DetectionDataset):
         masks: bool = False,
         keypoints: bool = False,
         per_object: bool = False,
+        min_keypoints: Count | None = None,
         keep_empty: bool = True,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
@@ -82,6 +90,8 @@ class Coco(DetectionDataset):
         self.category_ids: list[int] = index.facts["category_ids"]
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"]) if keypoints else None
         self._masks = index.rows("mask") if masks else None
+        if min_keypoints:
+            self._part = self._images_with(min_keypoints)
         self._chosen: NDArray[np.int64] | None = None
         if per_object:
             self._part, self._chosen = self._divide()
@@ -109,6 +119,14 @@ class Coco(DetectionDataset):
         """The height and width of each image, [N, 2], as the file says."""
         sizes: NDArray[np.int64] = self._index["sizes"][np.asarray(self._part)]
         return sizes
+
+    def _images_with(self, min_keypoints: int) -> NDArray[np.int64]:
+        """The images whose objects have so many labeled keypoints together."""
+        labeled = (self._index["keypoints"][..., 2] > 0).sum(1)
+        before, starts = np.concatenate([[0], labeled.cumsum()]), self._index["starts"].astype(np.int64)
+        rows = np.asarray(self._part)
+        chosen: NDArray[np.int64] = rows[before[starts[rows + 1]] - before[starts[rows]] >= min_keypoints]
+        return chosen
 
     def _divide(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The image and the number of each object that is a sample of its own."""
@@ -202,9 +220,8 @@ class _CocoFile:
             for kind, found in (("category", each.category_id), ("image", each.image_id)):
                 if str(found) not in self._ids[kind]:
                     self._problems.add(f"annotation has a {kind}_id that no {kind} has", f"{number} ({found})")
-            if with_masks and each.image_id in self.images:
-                self._encode_mask(number, each)
         self._problems.refuse()
+        self._with_masks = with_masks
 
     def _read(self, kind: str, entries: list[Any], entry_type: type[Any]) -> dict[int, Any]:
         """The entries of a list by their ids, in the order of the list; wrong ones are problems."""
@@ -237,13 +254,6 @@ class _CocoFile:
                 f"{kind} has a wrong {key!r}, {first['msg'].removeprefix('Value error, ')}",
                 f"{name} ({entry[key]!r:.60})",
             )
-
-    def _encode_mask(self, number: int, each: _Annotation) -> None:
-        image, outline = self.images[each.image_id], each.segmentation
-        try:
-            each.segmentation = encode_runs(outline, image.height, image.width)
-        except ValueError as error:
-            self._problems.add(f"annotation {error}", f"{number} ({outline!r:.60})")
 
     def choose(self, classes: Sequence[str] | None) -> list[_Category]:
         """The categories of these names, or all."""
@@ -281,7 +291,9 @@ class _CocoFile:
             name, file = self.categories[each.category_id].name, self.images[each.image_id].file_name
             return f"{self.path}: annotation {each.id} ({name}, {file}), bbox {values}"
 
-        checked = check_boxes(corners, sizes[images], bad_boxes, place)
+        outlines = [each.segmentation for each in found]
+        masks, flaws = pack_outlines(outlines, sizes[images].tolist()) if self._with_masks else ([b""] * len(found), [])
+        checked = check_boxes(corners, sizes[images], bad_boxes, place, flaws)
         kept = [found[number] for number in np.flatnonzero(checked.kept)]
         others = len(self.annotations) - len(found)
         left_out = [f"{self.path}: {others:,} annotations of other classes are left out"] if others else []
@@ -299,7 +311,7 @@ class _CocoFile:
         write_objects(builder, len(used), np.searchsorted(used, images), checked.boxes, classes, crowd, area)
         builder.append("sizes", sizes[used])
         builder.append("image_ids", np.array([files[row].id for row in used], np.int64))
-        builder.append_texts("mask", [each.segmentation or b"" for each in kept])
+        builder.append_texts("mask", [masks[number] for number in np.flatnonzero(checked.kept)])
         if names is not None:
             builder.append("keypoints", self._read_keypoints(kept, len(names.names)))
         builder.facts |= {"classes": [each.name for each in chosen], "category_ids": list(labels)}
