@@ -75,7 +75,9 @@ class TorchvisionDetector(nn.Module):
         self.loss_names = tuple(self._divisors)
         self.predicts_masks = kind == "MaskRCNN"
 
-    def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections]:
+    def forward(
+        self, images: Tensor, targets: Sequence[Target] | None = None
+    ) -> LossParts | list[Detections] | list[Instances]:
         """The losses of images [N, 3, H, W] beside their targets; without targets, what is detected in each image."""
         if targets is None:
             return [sorted_detections(found, self._first_label) for found in self.detector(list(images.unbind()))]
@@ -94,7 +96,7 @@ def torchvision_targets(targets: Sequence[Target], dtype: torch.dtype, first_lab
     ]
 
 
-def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Detections:
+def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Any:
     """What torchvision has detected in an image, the most confident first; with masks if it has predicted some."""
     order = found["scores"].sort(descending=True, stable=True).indices
     detections = Detections(found["boxes"][order], found["scores"][order], found["labels"][order] - first_label)
@@ -242,13 +244,8 @@ def mask_targets(masks: Tensor, boxes: Tensor, matched: Tensor, side: int) -> Te
         corners = boxes.float()
         down = _bin_weights(corners[:, 1], corners[:, 3], height, side)  # [P, side, H]
         across = _bin_weights(corners[:, 0], corners[:, 2], width, side)
-        parts = zip(
-            matched.split(_PROPOSALS_AT_ONCE),
-            down.split(_PROPOSALS_AT_ONCE),
-            across.split(_PROPOSALS_AT_ONCE),
-            strict=True,
-        )
-        cropped = [rows @ masks[indices].to(rows) @ columns.mT for indices, rows, columns in parts]
+        steps = [slice(start, start + _PROPOSALS_AT_ONCE) for start in range(0, max(1, len(boxes)), _PROPOSALS_AT_ONCE)]
+        cropped = [down[step] @ masks[matched[step]].to(down) @ across[step].mT for step in steps]
         return torch.cat(cropped).to(boxes.dtype)
 
 

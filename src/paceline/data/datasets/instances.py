@@ -152,7 +152,8 @@ class ImageInstances(DetectionDataset):
 def _write(builder: IndexBuilder, root: Path, files: Sequence[Sequence[bytes]], ids: _Ids, policy: BadBoxes) -> None:
     """Write the objects of images into an index, given each image, its mask and perhaps its mask of classes."""
     objects: list[BoxObject] = []
-    kept, sizes, problems = [], [], []
+    kept: list[bytes] = []
+    sizes, problems = [], []
     for image, *masks in files:
         paths = [root / os.fsdecode(name) for name in (image, *masks)]
         try:
