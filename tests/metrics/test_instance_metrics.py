@@ -29,7 +29,8 @@ def random_mask(random: np.random.Generator, height: int, width: int) -> NDArray
     middle, radii = random.uniform(0, 1, 2) * [height, width], np.exp(random.uniform(1, 4.2, 2))
     inside = ((down - middle[0]) / radii[0]) ** 2 + ((across - middle[1]) / radii[1]) ** 2 < 1
     inside &= ~((across > middle[1]) & (down > middle[0]))
-    return inside.astype(np.uint8)
+    mask: NDArray[np.uint8] = inside.astype(np.uint8)
+    return mask
 
 
 def box_of(mask: NDArray[np.uint8]) -> list[float]:
@@ -69,6 +70,10 @@ def random_case(seed: int, images: int = 24, per_batch: int = 5) -> Case:
     return batches
 
 
+def _extent(box: list[float]) -> list[float]:
+    return [*box[:2], box[2] - box[0], box[3] - box[1]]
+
+
 def coco_stats(case: Case, kind: str) -> list[float]:
     """The twelve numbers, as pycocotools computes them."""
     annotations: list[dict[str, Any]] = []
@@ -81,15 +86,13 @@ def coco_stats(case: Case, kind: str) -> list[float]:
             for mask, box, label, crowd, area in zip(masks, *fields, strict=True):
                 runs = coco_mask.encode(np.asfortranarray(mask))
                 row = {"id": len(annotations) + 1, "image_id": image, "category_id": label, "segmentation": runs}
-                extent = [*box[:2], box[2] - box[0], box[3] - box[1]]
-                annotations.append({**row, "bbox": extent, "area": area, "iscrowd": int(crowd)})
+                annotations.append({**row, "bbox": _extent(box), "area": area, "iscrowd": int(crowd)})
             for box, score, label, runs in zip(
                 own.boxes.tolist(), own.scores.tolist(), own.labels.tolist(), own.runs, strict=True
             ):
                 row = {"image_id": image, "category_id": label, "score": score}
                 place = {"segmentation": {"size": list(own.size), "counts": runs}}
-                extent = {"bbox": [*box[:2], box[2] - box[0], box[3] - box[1]]}
-                results.append(row | (place if kind == "segm" else extent))
+                results.append(row | (place if kind == "segm" else {"bbox": _extent(box)}))
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
         categories = [{"id": number} for number in range(len(CLASSES))]

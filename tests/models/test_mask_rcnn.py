@@ -55,7 +55,8 @@ def test_roi_align_is_that_of_torchvision(aligned: bool) -> None:
     if not hasattr(module._roi_align, "args"):
         pytest.skip("torchvision's compiled operators are here")
     (in_python,) = module._roi_align.args
-    found, expected = [], []
+    found: list[Tensor] = []
+    expected: list[Tensor] = []
     for results, function in ((found, module._roi_align), (expected, in_python)):
         features = torch.randn(2, 5, 20, 30, generator=torch.Generator().manual_seed(0)).requires_grad_()
         pooled = function(features, random_rois(40, 80, 120), 0.25, 7, 5, 2, aligned)

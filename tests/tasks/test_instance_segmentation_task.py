@@ -93,7 +93,7 @@ def test_masks_between_pixels_are_interpolated() -> None:
 
 def test_masks_are_measured_in_the_image_as_it_was_read() -> None:
     """Twice as wide and three times as high as the model's image, and mirrored."""
-    matrix, size = [[-2.0, 0, 2 * SIDE], [0, 3, 0]], (3 * SIDE, 2 * SIDE)
+    matrix, size = [[-2.0, 0.0, 2.0 * SIDE], [0.0, 3.0, 0.0]], (3 * SIDE, 2 * SIDE)
     found = instances([[10.0, 20, 30, 52]], torch.ones(1, 28, 28))
     made = encode_instances(found, batch(matrix, size), 0)
     assert made.boxes.tolist() == [[68, 60, 108, 156]]
@@ -167,8 +167,9 @@ def test_crowds_are_not_learned_from() -> None:
     samples = Batch(batch() | fields | {"masks": [masks]})
     InstanceSegmentation(model, ["ant"]).losses(model, samples)
     assert model.targets is not None
-    assert [len(value) for value in model.targets[0].values()] == [1, 1, 1]
-    assert model.targets[0]["boxes"].tolist() == [[9, 9, 20, 20]]
+    (target,) = model.targets
+    assert [len(each) for each in (target["boxes"], target["labels"], target["masks"])] == [1, 1, 1]
+    assert target["boxes"].tolist() == [[9, 9, 20, 20]]
 
 
 def test_models_and_samples_without_masks_are_refused() -> None:

@@ -89,7 +89,9 @@ def roi_align(
         pixels = (start[:, None] + shares * extent[:, None]).clamp(0, length - 1)
         places.append((2 * pixels + 1) / length - 1)  # as `grid_sample` counts, from the edges
     across, down = places
-    grid = torch.stack(torch.broadcast_tensors(across[:, None, :], down[:, :, None]), -1)  # [K, height, width, 2]
+    height, width = down.shape[1], across.shape[1]
+    sides = across[:, None, :].expand(-1, height, -1), down[:, :, None].expand(-1, -1, width)
+    grid = torch.stack(sides, -1)  # [K, height, width, 2]
     pooled = features.new_empty(len(rois), features.shape[1], pooled_height, pooled_width)
     for index in range(len(features)):
         own = (rois[:, 0] == index).nonzero().flatten()
@@ -97,6 +99,6 @@ def roi_align(
             continue
         points, image = grid[own].flatten(0, 1)[None], features[index : index + 1].float()
         sampled = F.grid_sample(image, points, padding_mode="border", align_corners=False)  # [1, C, k · height, width]
-        means = F.avg_pool2d(sampled, sampling_ratio)[0].unflatten(1, (-1, pooled_height)).transpose(0, 1)
+        means = F.avg_pool2d(sampled, sampling_ratio)[0].view(-1, len(own), pooled_height, pooled_width).transpose(0, 1)
         pooled = pooled.index_copy(0, own, means.to(pooled.dtype))
     return pooled

@@ -230,7 +230,7 @@ def _overlaps(found: Objects, index: int, truth: Objects, candidates: NDArray[np
     from faster_coco_eval.core import mask
 
     overlaps = mask.iou([found.masks[index]], truth.masks[candidates].tolist(), [0] * len(candidates))
-    return np.asarray(overlaps, np.float64)[0]
+    return np.asarray(overlaps[0], np.float64)
 
 
 def _iou(box: NDArray[np.float64], boxes: NDArray[np.float64]) -> NDArray[np.float64]:

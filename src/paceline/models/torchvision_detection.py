@@ -167,7 +167,7 @@ def torchvision_targets(targets: Sequence[Target], dtype: torch.dtype, first_lab
     ]
 
 
-def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Detections | Instances | KeypointDetections:
+def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Any:
     """What torchvision has detected in an image, the most confident first; with masks or keypoints if it has any."""
     order = found["scores"].sort(descending=True, stable=True).indices
     detections = Detections(found["boxes"][order], found["scores"][order], found["labels"][order] - first_label)
@@ -343,13 +343,8 @@ def mask_targets(masks: Tensor, boxes: Tensor, matched: Tensor, side: int) -> Te
         corners = boxes.float()
         down = _bin_weights(corners[:, 1], corners[:, 3], height, side)  # [P, side, H]
         across = _bin_weights(corners[:, 0], corners[:, 2], width, side)
-        parts = zip(
-            matched.split(_PROPOSALS_AT_ONCE),
-            down.split(_PROPOSALS_AT_ONCE),
-            across.split(_PROPOSALS_AT_ONCE),
-            strict=True,
-        )
-        cropped = [rows @ masks[indices].to(rows) @ columns.mT for indices, rows, columns in parts]
+        steps = [slice(start, start + _PROPOSALS_AT_ONCE) for start in range(0, max(1, len(boxes)), _PROPOSALS_AT_ONCE)]
+        cropped = [down[step] @ masks[matched[step]].to(down) @ across[step].mT for step in steps]
         return torch.cat(cropped).to(boxes.dtype)
 
 

@@ -64,13 +64,11 @@ class Detection(Task):
         flip: Annotated[bool, Field(description="Merges the detections of each image and its mirror image.")] = False,
         min_score: Annotated[Share | None, Field(description="Detections with a lower score are left out.")] = None,
     ) -> None:
-        self._check_model(model)
+        loss_names = self._loss_names(model)
         given = dict(loss_weights or {})
-        for name in given.keys() - set(model.loss_names):
-            raise ArgumentError(
-                "loss_weights", f"no loss is called {name!r}; the model has {', '.join(model.loss_names)}"
-            )
-        super().__init__({}, {name: given.get(name, 1.0) for name in model.loss_names}, classes)
+        for name in given.keys() - set(loss_names):
+            raise ArgumentError("loss_weights", f"no loss is called {name!r}; the model has {', '.join(loss_names)}")
+        super().__init__({}, {name: given.get(name, 1.0) for name in loss_names}, classes)
         self._metrics = [CocoAP(self.classes), *extra_metrics]
         compare_by(rows_of_boxes, extra_metrics)
         self._count = getattr(model, "count", None)
@@ -80,7 +78,7 @@ class Detection(Task):
         if flip and self._selection is None:
             raise ArgumentError("flip", f"{type(model).__name__} has no `selection`, the thresholds to merge by")
 
-    def _check_model(self, model: nn.Module) -> None:
+    def _loss_names(self, model: nn.Module) -> Sequence[str]:
         if not isinstance(model, Detector):
             raise RecipeError(
                 f"model: {type(model).__name__} is not a detector; use fcos or torchvision/detection/NAME, or give your"
@@ -94,6 +92,7 @@ class Detection(Task):
             raise RecipeError(
                 f"model: {type(model).__name__} learns from keypoints; use task: keypoint_detection, or a box model"
             )
+        return model.loss_names
 
     def counts(self, batch: Batch) -> dict[str, Count]:
         """What each loss is divided by, where that depends on the targets alone."""
@@ -159,7 +158,7 @@ class Detection(Task):
     def export_details(self) -> dict[str, Any]:
         return {"activation": None, "selection": self._selection}
 
-    def draw(self, batch: Batch, predictions: list[Detections] | None, index: int) -> list[Panel]:
+    def draw(self, batch: Batch, predictions: list[Any] | None, index: int) -> list[Panel]:
         """Draw the ground truth and, if there are any, the best detections: 10, or as many as there are objects."""
         image, truth = to_image(batch.image(index)), batch["classes"][index]
         panel = self._panel(image, self._truth_to_draw(batch, index), None, "truth", _IMAGE_SIDE)
@@ -176,11 +175,11 @@ class Detection(Task):
         """The masks of detections, in pixels of a batch's image, or without a batch of the image as it was read."""
         return None
 
-    def sample_errors(self, predictions: list[Detections], batch: Batch) -> Tensor:
+    def sample_errors(self, predictions: list[Any], batch: Batch) -> Tensor:
         """How many detections with a score above 0.3 are false, and how many objects are missed, of each image, [N]."""
         return count_mistakes(predictions, batch, DRAWN_SCORE)
 
-    def draw_prediction(self, image: Image, batch: Batch, predictions: list[Detections], index: int) -> Panel:
+    def draw_prediction(self, image: Image, batch: Batch, predictions: list[Any], index: int) -> Panel:
         """Draw the 20 best detections over the image as it was read, or all of them from `min_score` on."""
         best, caption = self._best(predictions[index], _MAX_DRAWN)
         drawn = Drawn(best.boxes, best.labels, self._masks_to_draw(best))

@@ -136,7 +136,7 @@ def write_boxes(
     labels = np.array([each.label for each in objects], np.int64)[kept]
     is_crowd = np.array([each.is_crowd for each in objects], np.bool_)[kept]
     write_objects(builder, len(sizes), images[kept], checked.boxes, labels, is_crowd)
-    builder.append_texts("mask", [objects[number].mask for number in np.flatnonzero(kept)])
+    builder.append_texts("mask", [objects[number].mask for number in np.flatnonzero(kept).tolist()])
 
 
 class CheckedBoxes(NamedTuple):
@@ -179,7 +179,7 @@ def check_boxes(
         return f"{place(box)}: {mask_flaws[box] if flaws[box] == _BAD_MASK else _FLAWS[flaws[box]]}"
 
     if policy == "stop":
-        lines = map(described, found.tolist())
+        lines = (described(box) for box in found.tolist())
         advice = "repair them, or set `bad_boxes: clip` or `bad_boxes: drop`"
         raise DataError("; ".join([counts, *at_most(lines, len(found), 10), advice]))
     lines = (f"{described(box)}, {'clipped' if kept[box] else 'left out'}" for box in found.tolist())

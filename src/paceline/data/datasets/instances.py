@@ -32,6 +32,7 @@ from paceline.data.io.mask import MAX_ID, InstanceIds, decode_ids, decode_runs, 
 
 _ROUNDING = 0.01  # pixels that a point of an outline may lie outside without a word
 Id = Annotated[int, Field(ge=0, le=MAX_ID)]
+_Classes = ClassNames | Annotated[Mapping[Name, Id], Field(min_length=1)]
 
 
 def pack_outlines(outlines: Sequence[Any], sizes: Sequence[Sequence[int]]) -> tuple[list[bytes], list[str]]:
@@ -97,13 +98,13 @@ class ImageInstances(DetectionDataset):
     def __init__(
         self,
         root: Path,
-        classes: ClassNames | Annotated[Mapping[Name, Id], Field(min_length=1)],
+        classes: Annotated[_Classes, Field(description="The names of classes 1, 2, …, or the number of each name.")],
         images: Name = "images",
-        masks: Name = "masks",
-        class_masks: Name | None = None,
-        divisor: Count | None = 1000,
-        ignore_index: Id | None = None,
-        list_file: Name | None = None,
+        masks: Annotated[Name, Field(description="The folder of the masks, or a pattern of their names.")] = "masks",
+        class_masks: Annotated[Name | None, Field(description="The folder of masks of classes.")] = None,
+        divisor: Annotated[Count | None, Field(description="An id is class · divisor + number.")] = 1000,
+        ignore_index: Annotated[Id | None, Field(description="An id that is no instance.")] = None,
+        list_file: Annotated[Name | None, Field(description="A list of images in `root`, one a line.")] = None,
         split: Name | None = None,
         split_shares: SplitShares | None = None,
         split_seed: CountOrZero = 0,
@@ -152,7 +153,8 @@ class ImageInstances(DetectionDataset):
 def _write(builder: IndexBuilder, root: Path, files: Sequence[Sequence[bytes]], ids: _Ids, policy: BadBoxes) -> None:
     """Write the objects of images into an index, given each image, its mask and perhaps its mask of classes."""
     objects: list[BoxObject] = []
-    kept, sizes, problems = [], [], []
+    kept: list[bytes] = []
+    sizes, problems = [], []
     for image, *masks in files:
         paths = [root / os.fsdecode(name) for name in (image, *masks)]
         try:
