@@ -11,6 +11,7 @@ _PACKAGES = {
     "mlflow": ["mlflow"],
     "onnx": ["onnx", "onnxscript", "onnxruntime"],
     "pandas": ["pandas"],
+    "transformers": ["transformers", "scipy"],
     "video": ["av"],
     "wandb": ["wandb"],
 }

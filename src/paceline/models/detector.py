@@ -33,14 +33,15 @@ class Detections(NamedTuple):
     """int64 [K], from 0."""
 
 
-LossParts = dict[str, tuple[Tensor, Tensor]]
+LossParts = dict[str, tuple[Tensor, Tensor | float]]
 """Of each loss by name: its sum over the images of a batch, and what that is to be divided by."""
 
 
 @runtime_checkable
 class Detector(Protocol):
     """A model that detects objects. It may also have `count(images, targets)`, what each loss is divided by, if that
-    does not depend on predictions; without, a step of several micro-batches needs a first pass without gradient.
+    does not depend on predictions; without, a step of several micro-batches needs a first pass without gradient. With
+    `divisors(counts)` too, losses are divided by what it makes of the counts of the global batch.
     """
 
     loss_names: Sequence[str]
