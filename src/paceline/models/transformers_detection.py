@@ -129,16 +129,21 @@ class TransformersDetector(nn.Module):
         self.detector = detector
         self.loss_names = tuple(self._losses.names)
         self.divisors = self._losses.divisors
-        self._size_divisible: int = family.size_divisible(detector.config)
+        self.size_divisible: int = family.size_divisible(detector.config)
         self._score_thresh, self._detections_per_img = score_thresh, detections_per_img
         heads = [name for name, module in self.named_modules() if _num_outputs(module) == detector.config.num_labels]
         self.default_cfg = {"classifier": heads}  # replaced where weights have other classes
 
-    def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections]:
-        """The losses of images [N, C, H, W] beside their targets; without targets, what is detected in each image."""
+    def forward(
+        self, images: Tensor, targets: Sequence[Target] | None = None, image_sizes: Sequence[Sequence[int]] | None = None
+    ) -> LossParts | list[Detections]:
+        """The losses of images [N, C, H, W] beside their targets; without targets, what is detected in each image.
+
+        `image_sizes` are height and width of each image without padding, if there is any.
+        """
         if targets is None:
-            return [self._select(*each) for each in zip(*self.candidates(images), strict=True)]
-        padded, mask = self._pad(images)
+            return [self._select(*each) for each in zip(*self.candidates(images, image_sizes), strict=True)]
+        padded, mask = self._pad(images, image_sizes)
         parts: LossParts = self.detector(padded, pixel_mask=mask, labels=_labels(targets, padded)).loss_dict
         embedding = getattr(self.detector.model, "denoising_class_embed", None)
         if embedding is not None and not any(len(each["labels"]) for each in targets):
@@ -146,9 +151,9 @@ class TransformersDetector(nn.Module):
             parts[name] = (parts[name][0] + 0 * embedding.weight.sum(), parts[name][1])
         return parts
 
-    def candidates(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def candidates(self, images: Tensor, image_sizes: Sequence[Sequence[int]] | None = None) -> tuple[Tensor, Tensor]:
         """A box of every query [N, Q, 4], and its scores [N, Q, C]."""
-        padded, mask = self._pad(images)
+        padded, mask = self._pad(images, image_sizes)
         found = self.detector(padded, pixel_mask=mask)
         boxes = to_corners(found.pred_boxes.float()) * _size(padded)
         return boxes, found.logits.float().sigmoid()
@@ -166,14 +171,16 @@ class TransformersDetector(nn.Module):
         index = index[kept]
         return Detections(boxes[index // scores.shape[1]], best[kept], index % scores.shape[1])
 
-    def _pad(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Images whose sides are multiples of a number, and where they are pixels of the images; None: everywhere."""
+    def _pad(self, images: Tensor, sizes: Sequence[Sequence[int]] | None) -> tuple[Tensor, Tensor | None]:
+        """Images whose sides are multiples of a number, and where they are no padding; None: nowhere."""
         height, width = images.shape[-2:]
-        padding = (0, -width % self._size_divisible, 0, -height % self._size_divisible)
-        if not any(padding):
+        padding = (0, -width % self.size_divisible, 0, -height % self.size_divisible)
+        if sizes is None and not any(padding):
             return images, None
-        mask = torch.ones(len(images), height, width, dtype=torch.long, device=images.device)
-        return F.pad(images, padding), F.pad(mask, padding)
+        padded = F.pad(images, padding)
+        ends = constant(sizes or [(height, width)] * len(images), images.device)[:, :, None]  # [N, 2, 1]
+        rows, columns = (torch.arange(side, device=images.device) < ends[:, axis] for axis, side in enumerate(padded.shape[2:]))
+        return padded, (rows[:, :, None] & columns[:, None]).long()
 
 
 def remove_ties(detector: Any) -> None:
