@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,7 @@ from paceline.models.detr_families import FAMILIES
 from paceline.models.detr_losses import DetrLosses
 from paceline.models.detr_matching import to_corners
 
+_HEAD = re.compile(r"(score_head|\.class_embed|class_embed\.\d+|denoising_class_embed)$")
 ConfigArgs = Mapping[str, bool | int | float | str | Sequence[bool | int | float | str] | None]
 
 
@@ -131,8 +133,11 @@ class TransformersDetector(nn.Module):
         self.divisors = self._losses.divisors
         self.size_divisible: int = family.size_divisible(detector.config)
         self._score_thresh, self._detections_per_img = score_thresh, detections_per_img
-        heads = [name for name, module in self.named_modules() if _num_outputs(module) == detector.config.num_labels]
-        self.default_cfg = {"classifier": heads}  # replaced where weights have other classes
+        for name, parameter in self.named_parameters():
+            if name.endswith(".mask_token"):  # used in pretraining alone
+                parameter.requires_grad_(False)
+        heads = [name for name, _ in self.named_modules() if _HEAD.search(name)]
+        self.default_cfg = {"classifier": [each for each in heads if not isinstance(self.get_submodule(each), nn.ModuleList)]}  # replaced where weights have other classes
 
     def forward(
         self, images: Tensor, targets: Sequence[Target] | None = None, image_sizes: Sequence[Sequence[int]] | None = None
@@ -206,12 +211,6 @@ def _size(images: Tensor) -> Tensor:
     return constant([width, height, width, height], images.device, dtype)
 
 
-def _num_outputs(module: nn.Module) -> int | None:
-    if isinstance(module, nn.Embedding):
-        return module.num_embeddings - 1 if module.padding_idx is not None else None
-    return module.out_features if isinstance(module, nn.Linear) else None
-
-
 class _Instead:
     """A module or package in which some names stand for other objects."""
 
@@ -223,17 +222,30 @@ class _Instead:
         return getattr(self._original, name)
 
 
+class _Finite:
+    """Stands for the answer that all values are finite: the run reports those that are not."""
+
+    def all(self) -> bool:
+        return True
+
+
 def _as_tensor(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return constant(values, device, dtype)
 
 
+def _empty(size: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for numbers; the sizes of feature maps, which are written one by one, are kept on the host."""
+    return torch.empty(size, dtype=dtype, device="cpu" if dtype == torch.long else device)
+
+
+_TORCH = {"torch": _Instead(torch, as_tensor=_as_tensor, empty=_empty, isfinite=lambda _: _Finite())}
 _SAMPLING = {"nn": _Instead(nn, functional=_Instead(F, grid_sample=grid_sample))}
 _ATTENTION = "multi_scale_deformable_attention_v2"
 _REPLACED: dict[str, dict[str, Any]] = {
     "grid_sample": _SAMPLING,
     "torch_compilable_check": {"torch_compilable_check": lambda *_: None},  # of shapes, by values on the device
     "get_contrastive_denoising_training_group": {"get_contrastive_denoising_training_group": denoising_queries},
-    "as_tensor": {"torch": _Instead(torch, as_tensor=_as_tensor)},
+    **dict.fromkeys(("as_tensor", "empty", "isfinite"), _TORCH),
 }
 """What a function that uses a name finds in place of the library's own globals."""
 _CACHED = ("_cached_generate_anchors", "_cached_build_2d_sinusoidal_position_embedding")
