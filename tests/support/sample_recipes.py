@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from paceline import cli
+from paceline.core.extras import missing_extra
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "tasks" / "scripts"
 KINDS = ["detection", "keypoints", "saliency", "segmentation", "video"]
-TASKS = [*KINDS, "masked_autoencoder"]
+TASKS = [*KINDS, "masked_autoencoder", *([] if missing_extra("transformers") else ["transformers"])]
 NUMBER, NUM_VAL = 28, 7  # 21 to learn from: steps of 6, 6, 6 and 3; neither 2 nor 3 processes divide 7
 STEPS = 6
 
@@ -34,7 +35,7 @@ _COMMON: dict[str, Any] = {
 
 def write_sample(kind: str, folder: Path) -> Path:
     """The data of a task, written by the command; a recipe file of that kind beside them."""
-    drawn = {"masked_autoencoder": "classification"}.get(kind, kind)
+    drawn = {"masked_autoencoder": "classification", "transformers": "detection"}.get(kind, kind)
     assert cli.main(["sample", drawn, str(folder / kind), "--number", str(NUMBER)]) == 0
     recipe = folder / f"{kind}.json"
     recipe.write_text(json.dumps(small_recipe(kind, folder / kind)), encoding="utf-8")
@@ -62,6 +63,21 @@ def _detection(data: Path) -> dict[str, Any]:
         },
         "evaluate": {"metrics": ["voc_ap"], "save_predictions": True},
     }
+
+
+def _transformers(data: Path) -> dict[str, Any]:
+    made = _detection(data)
+    made["data"]["train"]["transforms"][3] = {"name": "multi_scale", "sizes": [64, [64, 96]]}
+    widths = {"d_model": 16, "encoder_hidden_dim": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    channels = {"encoder_in_channels": [8, 8, 8], "decoder_in_channels": [16, 16, 16]}
+    numbers = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_layers": 2, "num_queries": 8}
+    bins = {"num_denoising": 8, "dropout": 0.1, "max_num_bins": 4, "lqe_hidden_dim": 8, "top_prob_values": 2}
+    stages = {"stage_in_channels": [8, 8, 8, 8], "stage_mid_channels": [8] * 4, "stage_out_channels": [8] * 4}
+    backbone = {"stem_channels": [3, 8, 8], **stages, "stage_num_blocks": [1] * 4, "hidden_sizes": [8] * 4}
+    backbone |= {"stage_numb_of_layers": [1] * 4}
+    args = {**widths, **channels, **numbers, **bins, "freeze_backbone_batch_norms": False}
+    made["model"] = {"name": "transformers/d_fine", "args": args, "backbone_args": backbone}
+    return made | {"train": {**_COMMON["train"], "averaging": "ema"}}
 
 
 def _keypoints(data: Path) -> dict[str, Any]:
@@ -173,6 +189,7 @@ _RECIPES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "masked_autoencoder": _masked_autoencoder,
     "saliency": _saliency,
     "segmentation": _segmentation,
+    "transformers": _transformers,
     "video": _video,
 }
 

@@ -91,10 +91,12 @@ def _configuration(
             raise ArgumentError(f"{key}.{unknown[0]}", f"{name} has no such field; it has {', '.join(sorted(known))}")
     labels = {"id2label": {number: str(number) for number in range(num_classes)}, "label2id": None}
     backbone |= {"num_channels": in_channels, **(backbone_args or {})}
+    from huggingface_hub.errors import StrictDataclassError
+
     try:
         return kind(**own | labels | {**(args or {}), "backbone_config": type(made.backbone_config)(**backbone)})
-    except (TypeError, ValueError) as error:
-        raise ArgumentError("args", str(error).replace("\n", " ")) from error
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise ArgumentError("args", " ".join(str(error).split())) from error
 
 
 def _fields(config: Any, base: Any) -> dict[str, Any]:
@@ -160,7 +162,7 @@ class TransformersDetector(nn.Module):
         """A box of every query [N, Q, 4], and its scores [N, Q, C]."""
         padded, mask = self._pad(images, image_sizes)
         found = self.detector(padded, pixel_mask=mask)
-        boxes = to_corners(found.pred_boxes.float()) * _size(padded)
+        boxes = to_corners(found.pred_boxes.float()) * _size(padded).float()
         return boxes, found.logits.float().sigmoid()
 
     def count(self, images: Any, targets: Sequence[Target]) -> dict[str, float]:
@@ -170,7 +172,7 @@ class TransformersDetector(nn.Module):
 
     def _select(self, boxes: Tensor, scores: Tensor) -> Detections:
         """The best scores of all queries and classes, as the library's post-processing; nothing is suppressed."""
-        number = min(self._detections_per_img, scores.numel())
+        number = min(self._detections_per_img, len(scores))
         best, index = scores.flatten().topk(number)
         kept = best > self._score_thresh
         index = index[kept]
@@ -253,13 +255,25 @@ _CACHED = ("_cached_generate_anchors", "_cached_build_2d_sinusoidal_position_emb
 
 def _replace_waits(module: Any) -> None:
     """Have a module of the library use other functions where it waits for the device; it computes the same."""
-    if forward := _rebound(type(module).forward):
+    forward = _rebound(type(module).forward)
+    if type(module).__name__.endswith("HybridEncoder"):
+        forward = _with_own_list(forward or type(module).forward)
+    if forward is not None:
         module.forward = MethodType(forward, module)
     if core := _rebound(getattr(module, "ms_deformable_attn_core", None)):
         module.ms_deformable_attn_core = core
     for name in _CACHED:  # a plan's fake tensors must not be kept for others
         if cached := getattr(type(module), name, None):
             setattr(module, name, inspect.unwrap(cached))
+
+
+def _with_own_list(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a copy of the list that it changes, so that activation checkpointing can call it again."""
+
+    def called(self: Any, features: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+        return forward(self, list(features), *args, **kwargs)
+
+    return called
 
 
 @cache
