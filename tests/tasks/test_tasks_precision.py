@@ -96,8 +96,8 @@ def is_finite(found: Trained) -> bool:
 
 
 PRECISIONS = [*FLOAT32, "bf16", *SCALED, "O3"]
-# D-FINE divides by numbers that are 0 in float16.
-CASES = [(kind, each) for kind in TASKS for each in PRECISIONS if kind != "transformers" or each not in ("O2", "O3")]
+# With weights in float16 and this loss scale, gradients of D-FINE overflow.
+CASES = [(kind, each) for kind in TASKS for each in PRECISIONS if (kind, each) != ("transformers", "O2")]
 
 
 @pytest.mark.parametrize(("kind", "precision"), CASES)
