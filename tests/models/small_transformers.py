@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from paceline.models.detector import Target
-from paceline.models.transformers_detection import TransformersDetector, build_transformers_detector, import_transformers
+from paceline.models.transformers_detection import (
+    TransformersDetector,
+    build_transformers_detector,
+    import_transformers,
+)
 
 SIZE, NUM_CLASSES = 64, 3
 DTYPES = dict.fromkeys(("rt_detr_v2", "lw_detr", "rf_detr"), torch.float64) | {"d_fine": torch.float32}

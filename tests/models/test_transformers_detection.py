@@ -17,7 +17,7 @@ from small_transformers import NUM_CLASSES, SMALL, library_model, samples, small
 from paceline.checkpoint.weights import find_weights
 from paceline.core.errors import ArgumentError, CheckpointError, RecipeError, UsageError
 from paceline.core.extras import missing_extra
-from paceline.models import detr_losses
+from paceline.models.detr_matching import start_copy
 from paceline.models.surgery import Surgery, apply
 from paceline.models.transformers_detection import build_transformers_detector, import_transformers
 from paceline.recipe.load import load
@@ -52,7 +52,7 @@ def test_detections_are_those_of_the_library(name: str) -> None:
 def test_only_scores_above_a_threshold_are_kept_and_no_more_than_asked() -> None:
     detector = small("rt_detr_v2").eval()
     batch, _ = samples("rt_detr_v2", (1,))
-    boxes, scores = detector.candidates(batch)
+    _, scores = detector.candidates(batch)
     middle = scores.median().item()
     detector._score_thresh, detector._detections_per_img = middle, 5
     (found,) = detector(batch)
@@ -82,7 +82,7 @@ def test_a_step_reads_the_costs_of_matching_from_the_device_and_nothing_else(nam
     """What the rehearsal on fake CUDA devices proves, as a count."""
     detector = small(name)
     batch, given = samples(name, (3, 1))
-    with patch.object(detr_losses, "start_copy", wraps=detr_losses.start_copy) as copied:
+    with patch("paceline.models.detr_losses.start_copy", wraps=start_copy) as copied:
         detector(batch, given)
     assert copied.call_count == 1
 
@@ -158,5 +158,3 @@ def test_without_the_extra_the_command_that_installs_it_is_named() -> None:
 def test_an_unknown_argument_is_refused_when_the_recipe_is_checked() -> None:
     with pytest.raises(RecipeError, match="nms_thresh"):
         validate(load("rtdetr_sample", ["model.nms_thresh=0.5"]))
-
-

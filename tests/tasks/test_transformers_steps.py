@@ -61,7 +61,9 @@ def test_a_step_is_the_same_over_micro_batches_and_over_processes(name: str, tmp
     done = paceline_ranks(2, tmp_path, "train", path, "train.micro_batch_size=4", "--out", "run4")
     assert [each.returncode for each in done] == [0, 0], done[0].stderr
 
-    whole, *others = (load_file(tmp_path / f"run{size}/checkpoints/step-00000002/model.safetensors") for size in (8, 2, 4))
+    whole, *others = (
+        load_file(tmp_path / f"run{size}/checkpoints/step-00000002/model.safetensors") for size in (8, 2, 4)
+    )
     for other in others:
         far = max(float((other[key] - value).abs().max()) for key, value in whole.items() if value.is_floating_point())
         assert far <= 1e-5

@@ -84,8 +84,9 @@ def _cached_snapshot(repository: str) -> Path:
         return Path(snapshot_download(repository, local_files_only=True, allow_patterns=files))
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"transformers/{repository}: is neither a folder nor in the hub's cache ({constants.HF_HUB_CACHE}); download"
-            f" it with `hf download {repository} {' '.join(files)}`, or with --local-dir into a folder to name here"
+            f"transformers/{repository}: is neither a folder nor in the hub's cache ({constants.HF_HUB_CACHE});"
+            f" download it with `hf download {repository} {' '.join(files)}`, or with --local-dir into a folder to"
+            " name here"
         ) from error
 
 

@@ -75,8 +75,8 @@ class LossAccumulator:
     """
 
     __slots__ = (
-        "_counts_on_device", "_divisors", "_unfinished", "_world", "metrics", "normalizers", "num_micro_batches", "parts",
-        "should_stop", "weights",
+        "_counts_on_device", "_divisors", "_unfinished", "_world", "metrics", "normalizers", "num_micro_batches",
+        "parts", "should_stop", "weights",
     )  # fmt: skip
 
     def __init__(

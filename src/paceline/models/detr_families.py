@@ -112,8 +112,8 @@ def _split(values: Tensor, sizes: Any) -> tuple[Tensor | None, Tensor]:
     """What is of denoising queries [L, N, Q, …], if there are any, and what is of the others."""
     if sizes is None:
         return None, values
-    denoised, own = values.split(sizes["dn_num_split"], dim=2)
-    return denoised, own
+    number = sizes["dn_num_split"][0]
+    return values[:, :, :number], values[:, :, number:]
 
 
 def _patch_side(config: Any) -> int:

@@ -200,8 +200,8 @@ def _corner_losses(corners: Corners, pairs: Pairs, config: Any) -> Sums:
     errors = [F.cross_entropy(logits, left + step, reduction="none") for step in (0, 1)]
     of_bins = (errors[0] * (1 - share) + errors[1] * share) * pairs.iou.repeat_interleave(4)
 
-    edges = corners.logits.unflatten(-1, (4, bins + 1)) / _TEMPERATURE
-    taught = corners.teacher.detach().unflatten(-1, (4, bins + 1)) / _TEMPERATURE
+    edges = corners.logits.view(*corners.logits.shape[:-1], 4, bins + 1) / _TEMPERATURE
+    taught = corners.teacher.detach().view(*edges.shape[1:]) / _TEMPERATURE
     wanted = taught.softmax(-1).expand_as(edges)
     distances = _TEMPERATURE**2 * F.kl_div(edges.log_softmax(-1), wanted, reduction="none").sum((-1, -2))  # [K, N, Q]
     chances = corners.teacher_logits.detach().sigmoid().amax(-1).expand_as(distances)
@@ -239,5 +239,5 @@ def _full(values: Tensor) -> Tensor:
 
 def layers_of(logits: Sequence[Tensor], boxes: Sequence[Tensor]) -> Layers:
     """Layers one behind the other, each of them or several at once ([S, N, Q, …])."""
-    joined = (torch.cat([each if each.ndim == 4 else each[None] for each in some]) for some in (logits, boxes))
-    return Layers(*map(_full, joined))
+    joined = [torch.cat([each if each.ndim == 4 else each[None] for each in some]) for some in (logits, boxes)]
+    return Layers(_full(joined[0]), _full(joined[1]))

@@ -71,7 +71,7 @@ def start_copy(costs: Tensor) -> Callable[[], NDArray[np.floating]]:
     on_host = costs.to("cpu", non_blocking=True)
     if not costs.is_cuda:
         return on_host.numpy
-    copied = torch.cuda.Event()
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
 
     def wait() -> NDArray[np.floating]:

@@ -8,6 +8,7 @@ waits for a GPU, or has no deterministic gradient on one, is replaced in the ins
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +53,7 @@ def build_transformers_detector(
     detections_per_img: Count = 100,
 ) -> TransformersDetector:
     """A detector of Hugging Face's transformers; load published weights with `model.weights`."""
-    library = import_transformers()
+    library: Any = import_transformers()
     configuration = _configuration(library, name, num_classes, in_channels, config, args, backbone_args)
     detector = library.AutoModelForObjectDetection.from_config(configuration)
     for module in detector.modules():
@@ -66,9 +67,7 @@ def import_transformers() -> ModuleType:
     if missing := missing_extra("transformers"):
         raise UsageError(f"models of transformers: {missing}")
     import_torchvision()  # the library imports it, which fails without its compiled operators
-    import transformers
-
-    return transformers
+    return importlib.import_module("transformers")
 
 
 def _configuration(
@@ -139,10 +138,15 @@ class TransformersDetector(nn.Module):
             if name.endswith(".mask_token"):  # used in pretraining alone
                 parameter.requires_grad_(False)
         heads = [name for name, _ in self.named_modules() if _HEAD.search(name)]
-        self.default_cfg = {"classifier": [each for each in heads if not isinstance(self.get_submodule(each), nn.ModuleList)]}  # replaced where weights have other classes
+        self.default_cfg = {
+            "classifier": [each for each in heads if not isinstance(self.get_submodule(each), nn.ModuleList)]
+        }  # replaced where weights have other classes
 
     def forward(
-        self, images: Tensor, targets: Sequence[Target] | None = None, image_sizes: Sequence[Sequence[int]] | None = None
+        self,
+        images: Tensor,
+        targets: Sequence[Target] | None = None,
+        image_sizes: Sequence[Sequence[int]] | None = None,
     ) -> LossParts | list[Detections]:
         """The losses of images [N, C, H, W] beside their targets; without targets, what is detected in each image.
 
@@ -186,7 +190,9 @@ class TransformersDetector(nn.Module):
             return images, None
         padded = F.pad(images, padding)
         ends = constant(sizes or [(height, width)] * len(images), images.device)[:, :, None]  # [N, 2, 1]
-        rows, columns = (torch.arange(side, device=images.device) < ends[:, axis] for axis, side in enumerate(padded.shape[2:]))
+        rows, columns = (
+            torch.arange(side, device=images.device) < ends[:, axis] for axis, side in enumerate(padded.shape[2:])
+        )
         return padded, (rows[:, :, None] & columns[:, None]).long()
 
 
@@ -202,7 +208,8 @@ def _labels(targets: Sequence[Target], images: Tensor) -> list[dict[str, Tensor]
     size = _size(images)
     labels = []
     for target in targets:
-        low, high = (target["boxes"].to(size) / size).split(2, -1)
+        corners = target["boxes"].to(size) / size
+        low, high = corners[:, :2], corners[:, 2:]
         labels.append({"class_labels": target["labels"], "boxes": torch.cat([(low + high) / 2, high - low], -1)})
     return labels
 
@@ -255,7 +262,7 @@ _CACHED = ("_cached_generate_anchors", "_cached_build_2d_sinusoidal_position_emb
 
 def _replace_waits(module: Any) -> None:
     """Have a module of the library use other functions where it waits for the device; it computes the same."""
-    forward = _rebound(type(module).forward)
+    forward: Callable[..., Any] | None = _rebound(type(module).forward)
     if type(module).__name__.endswith("HybridEncoder"):
         forward = _with_own_list(forward or type(module).forward)
     if forward is not None:
