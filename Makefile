@@ -30,8 +30,8 @@ types: $(VENV)/.installed-dev
 
 # After a registered name, its signature or the version of a library has changed.
 table: $(VENV)/.installed-dev
-	$(BIN)/python -m paceline.core.table
-	$(BIN)/paceline schema --markdown > docs/recipe-reference.md
+	$(BIN)/python scripts/registry_table.py
+	$(BIN)/python scripts/recipe_reference.py > docs/recipe-reference.md
 
 # The documentation as pages in build/site; needs no network once the environment is there.
 docs: $(VENV)/.installed

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.photos import MEAN, SIZE, STD
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.loader import Request, load
-from paceline.data.pack import packed, write_pack
+from paceline.data.pack import PackedSamples, write_pack
 from paceline.data.sampler import Permutation
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.batch import Normalize
@@ -26,7 +26,7 @@ def epochs(root: Path, batch: int) -> Callable[[], Iterator[Tensor]]:
     """What gives, each time it is called, the batches of one more epoch, ready for a model; the pack is made first."""
     written = write_pack(ImageFolder(root), root.with_name(f"{root.name}.pack"), SHORTER_SIDE)
     source = SplitLoader(
-        packed(written.path), [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)], seed=0
+        PackedSamples(written.path), [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)], seed=0
     )
     written.path.unlink()  # it stays mapped
     order, numbers, device = Permutation(written.samples, seed=0), count(), torch.device("cpu")

@@ -109,7 +109,7 @@ def _() -> list[str]:
         writer.append_texts("file", [b"../secret.png"])
         writer.append_texts("watched", [])
         writer.append("watched.state", np.empty((0, 3), np.int64))
-        writer.facts = {"name": path.name, "began": 1, "classes": ["one"], "notes": []}
+        writer.facts = {"name": path.name, "classes": ["one"], "notes": []}
         with path.open("w+b") as file:
             writer.write(file)
     return command

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.core.registry import TABLE, Entry, register
 from paceline.core.signatures import from_json, to_json
-from paceline.core.table import as_text, collect
+from scripts.registry_table import as_text, collect
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHIPPED: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
@@ -26,7 +26,7 @@ def collected() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", SHIPPED)
 def test_the_table_is_what_the_code_registers(kind: str, collected: dict[str, dict[str, Any]]) -> None:
-    message = "registry.json is out of date: run `python -m paceline.core.table` (or `make table`)"
+    message = "registry.json is out of date: run `make table`"
     assert SHIPPED[kind].keys() == collected[kind].keys(), message
     assert {name: row for name, row in SHIPPED[kind].items() if row != collected[kind][name]} == {}, message
 
@@ -66,7 +66,7 @@ def test_names_of_libraries_are_of_the_pinned_versions(kind: str, name: str) -> 
 
 
 def test_every_argument_is_described() -> None:
-    """By `Field(description=…)`, by a sentence of the docstring that names it in backticks, or in `core.table`."""
+    """By `Field(description=…)`, by a sentence of the docstring that names it in backticks, or in the script."""
     missing = [
         f"{kind} {name}: {argument}"
         for kind, rows in collect().items()
@@ -79,6 +79,6 @@ def test_every_argument_is_described() -> None:
 
 def test_the_recipe_reference_is_that_of_the_schema() -> None:
     """`make table` writes it. A process of its own, since other tests register parts in this one."""
-    command = [sys.executable, "-m", "paceline", "schema", "--markdown"]
+    command = [sys.executable, str(ROOT / "scripts" / "recipe_reference.py")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert (ROOT / "docs" / "recipe-reference.md").read_text(encoding="utf-8") == printed

@@ -296,12 +296,6 @@ def test_image_folder_whose_links_go_in_circles(tmp_path: Path) -> None:
         ImageFolder(tmp_path)
 
 
-def test_image_folder_bounds_pixels(tmp_path: Path) -> None:
-    paint(tmp_path / "a/1.png", (1, 0, 0))
-    with pytest.raises(DataError, match="6×4 is more than 23 pixels"):
-        ImageFolder(tmp_path, max_pixels=23).read(0)
-
-
 # --- what comes with the package ----------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from paceline.core.errors import DataError
+from paceline.data.io import image as image_module
 from paceline.data.io.image import Encoded
 
 
@@ -50,10 +51,12 @@ def test_other_formats_are_never_reduced(tmp_path: Path) -> None:
     assert Encoded.read(photo(tmp_path / "image", 64, 96, "PNG")).decode(8, 8).shape == (64, 96, 3)
 
 
-def test_what_is_wrong_is_found_as_early_as_it_can_be(tmp_path: Path) -> None:
+def test_what_is_wrong_is_found_as_early_as_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = photo(tmp_path / "image.jpg", 64, 96, "JPEG")
-    with pytest.raises(DataError, match=r"image\.jpg: 96×64 is more than 100 pixels"):
-        Encoded.read(path, max_pixels=100)
+    with monkeypatch.context() as patched:
+        patched.setattr(image_module, "MAX_PIXELS", 100)
+        with pytest.raises(DataError, match=r"image\.jpg: 96×64 is more than 100 pixels"):
+            Encoded.read(path)
     path.write_bytes(path.read_bytes()[:-20])
     encoded = Encoded.read(path)
     for size in ((0, 0), (8, 8)):

@@ -18,7 +18,7 @@ from paceline.data.datasets.list_file import ListFile
 from paceline.data.datasets.video import VideoFolder
 from paceline.data.datasets.voc import Voc
 from paceline.data.fingerprint import DataDigest, DataFingerprint, differences, fingerprint
-from paceline.data.pack import packed, write_pack
+from paceline.data.pack import PackedSamples, write_pack
 
 
 def paint(path: Path, value: int, size: tuple[int, int] = (8, 6)) -> None:
@@ -204,10 +204,10 @@ def test_images_in_memory_and_packs_are_known_by_content(tmp_path: Path) -> None
     assert differences({"val": before}, {"val": fingerprint(small)}) == ["val: `label` has other content"]
     for name in ("one", "two"):
         write_pack(ImageFolder(folder(tmp_path / name)), tmp_path / f"{name}.pack", None)
-    assert fingerprint(packed(tmp_path / "one.pack")) == fingerprint(packed(tmp_path / "two.pack"))
+    assert fingerprint(PackedSamples(tmp_path / "one.pack")) == fingerprint(PackedSamples(tmp_path / "two.pack"))
     paint(tmp_path / "one/a/1.bmp", 99)
     write_pack(ImageFolder(tmp_path / "one"), tmp_path / "one.pack", None)
-    assert fingerprint(packed(tmp_path / "one.pack")) != fingerprint(packed(tmp_path / "two.pack"))
+    assert fingerprint(PackedSamples(tmp_path / "one.pack")) != fingerprint(PackedSamples(tmp_path / "two.pack"))
 
 
 def test_a_data_set_of_a_user_is_known_by_classes_and_samples() -> None:

@@ -182,7 +182,7 @@ def test_flip_by_hand() -> None:
 
 
 def test_flip_wants_to_know_left_from_right() -> None:
-    with pytest.raises(DataError, match="`pairs`"):
+    with pytest.raises(DataError, match="`flip_pairs`"):
         RandomHorizontalFlip(1.0).on_sample(rectangles(4, 4, []), np.zeros(1))
     flipped = RandomHorizontalFlip(1.0).on_sample({"image": np.zeros((2, 2, 3), np.uint8)}, np.zeros(1))
     assert flipped["image"].shape == (2, 2, 3)

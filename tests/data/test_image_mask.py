@@ -215,7 +215,7 @@ def test_lists_that_are_wrong(root: Path, text: str, message: str) -> None:
         (
             "list.json",
             '[{"file": "a"}]',
-            "item 1: 'image' is None, .* keys are file; call them 'image' and 'mask'$",
+            "no column 'image' in its first object, which has file; call the columns image and mask$",
         ),
         ("list.json", "[1]", "item 1: expected an object, got 1"),
         ("list.csv", "img,mask\na,b\n", "no column 'image' in its first line, .*; call the columns image and mask$"),

@@ -5,7 +5,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from support.waiting import TIMEOUT, wait_until
 
 from paceline.core.errors import DataError
 from paceline.data.index import index as index_module
-from paceline.data.index.index import IndexBuilder, clear_cache, open_index
+from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.mapped_arrays import MappedArrays
 
 LONG_AGO = 1_000_000_000_000_000_001
@@ -178,43 +177,10 @@ def test_without_any_place_it_says_so(names: Names, tmp_path: Path, monkeypatch:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"no place for its index.*PACELINE_CACHE"):
+    with pytest.raises(DataError, match=r"no cache folder: cannot write to .*PACELINE_CACHE"):
         names.open()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert names.open().path.parent == tmp_path / f"paceline-{os.getuid()}"
-
-
-def test_what_is_not_used_for_long_is_removed(names: Names, own_cache: Path) -> None:
-    paths = [names.open(size=size).path for size in range(3)]
-    left_over = own_cache / "index-names-0-0.partial"
-    left_over.touch()
-    age(*paths, left_over)
-    names.open(size=0)  # used again
-    assert kept(own_cache) == sorted([*paths, left_over]), "nothing is removed unless something is written"
-    last = names.open(size=3).path
-    assert kept(own_cache) == sorted([paths[0], last])
-
-
-def test_the_cache_is_cleared(names: Names, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    indexes = [names.open(size=size) for size in range(3)]
-    size = sum(path.stat().st_size for path in kept(own_cache))
-    (own_cache / "mine.txt").touch()
-    assert clear_cache() == (3, size)
-    assert [path.name for path in own_cache.iterdir()] == ["mine.txt"], "other files stay as they are"
-    assert texts(indexes[0])[0] == b"b.jpg", "who has one open can go on reading it"
-    assert clear_cache() == (0, 0)
-    names.open(size=0)
-    assert names.calls == 4
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to others")
-def test_an_index_of_somebody_else_is_not_used(names: Names) -> None:
-    path = names.open().path
-    os.chown(path, 12345, -1)
-    names.open()
-    assert names.calls == 2
-    assert path.stat().st_uid == 0
 
 
 def test_pipes_in_the_place_of_an_index_or_a_list_are_not_waited_for(names: Names) -> None:
@@ -243,72 +209,41 @@ def test_what_building_raises_is_raised_and_nothing_is_left(names: Names, own_ca
 
 
 BUILD = """
-import os, sys, time
+import sys
 from pathlib import Path
-from paceline.data.index import index
-index._PATIENCE = 600
+from paceline.data.index.index import open_index
 folder = Path(sys.argv[1])
 def build(builder):
     builder.watch(folder)
-    with (folder.parent / "calls").open("a") as file:
-        print(os.getpid(), file=file, flush=True)
-    deadline = time.monotonic() + float(sys.argv[2])
-    while not (folder.parent / "go").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    print("builds", flush=True)
+    sys.stdin.readline()
     builder.append_texts("name", [b"from somebody"])
-print(list(index.open_index(folder, "slow", {}, build).rows("name").texts()))
+index = open_index(folder, "slow", {}, build)
+print(list(index.rows("name").texts()), flush=True)
+sys.stdin.readline()
+index.__reduce__()[0](*index.__reduce__()[1])
+print("same", flush=True)
 """
-Start = Callable[[], subprocess.Popen[str]]
 
 
-@pytest.fixture
-def start(names: Names) -> Iterator[Start]:
-    """Starts a process that indexes the folder; one that builds goes on until the file `go` lies beside the folder."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begin() -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", BUILD, str(names.folder), str(TIMEOUT)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def builders(names: Names) -> list[int]:
-    """The processes that have begun to build."""
-    calls = names.folder.parent / "calls"
-    return [int(line) for line in calls.read_text().splitlines()] if calls.exists() else []
-
-
-def is_waiting(process: int) -> bool:
-    return any(f" {process} " in line and "->" in line for line in Path("/proc/locks").read_text().splitlines())
-
-
-def test_one_process_builds_and_the_others_wait(names: Names, own_cache: Path, start: Start) -> None:
-    processes = [start() for _ in range(3)]
-    wait_until(lambda: sum(is_waiting(process.pid) for process in processes) == 2, "two wait for the third")
-    (names.folder.parent / "go").touch()
-    for process in processes:
-        output, errors = process.communicate(timeout=TIMEOUT)
-        assert (output, errors) == ("[b'from somebody']\n", "")
-    assert len(builders(names)) == 1
-    assert len(list(own_cache.iterdir())) == 1
-
-
-def test_a_builder_that_dies_is_followed_by_another(names: Names, own_cache: Path, start: Start) -> None:
-    first = start()
-    wait_until(lambda: builders(names) == [first.pid], "the first builds")
-    second = start()
-    wait_until(lambda: is_waiting(second.pid), "the second waits")
-    first.kill()
-    first.wait()
-    (names.folder.parent / "go").touch()
-    output, _ = second.communicate(timeout=TIMEOUT)
-    assert output == "[b'from somebody']\n"
-    assert builders(names) == [first.pid, second.pid]
+def test_processes_that_build_at_the_same_time_share_one_file(names: Names, own_cache: Path) -> None:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", BUILD, str(names.folder)]
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
+    try:
+        for expected in ("builds", "[b'from somebody']", "same"):
+            for process in processes:
+                assert process.stdout is not None
+                assert process.stdout.readline().strip() == expected
+            for process in processes:
+                if expected != "same":
+                    assert process.stdin is not None
+                    print(file=process.stdin, flush=True)
+        assert [process.wait(TIMEOUT) for process in processes] == [0, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
     assert len(list(own_cache.iterdir())) == 1
 
 
@@ -324,17 +259,6 @@ class Answered(io.StringIO):
         if text.endswith("\n"):
             self.answer.touch()
         return written
-
-
-def test_a_long_wait_is_reported(names: Names, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = start()
-    wait_until(lambda: builders(names) == [first.pid], "the other process builds")
-    monkeypatch.setattr(index_module, "_PATIENCE", 0.05)
-    monkeypatch.setattr(sys, "stderr", reported := Answered(names.folder.parent / "go"))
-    open_index(names.folder, "slow", {}, names)
-    first.communicate(timeout=TIMEOUT)
-    assert reported.getvalue() == f"waiting for another process to index {names.folder}\n"
-    assert names.calls == 0
 
 
 def test_long_work_is_reported(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:

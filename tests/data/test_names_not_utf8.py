@@ -22,7 +22,7 @@ from paceline.data.datasets.image_mask import ImageMask
 from paceline.data.datasets.keypoints import Keypoints
 from paceline.data.datasets.video import VideoFolder
 from paceline.data.datasets.voc import Voc
-from paceline.data.pack import packed, write_pack
+from paceline.data.pack import PackedSamples, write_pack
 
 ODD = os.fsdecode(b"\xff\xfe")
 
@@ -66,13 +66,13 @@ def test_a_pack_keeps_the_names_of_classes(tmp_path: Path) -> None:
     bad = paint(tmp_path / f"photos/{ODD}/{ODD}.png")
     bad.write_bytes(b"no image")
     path = write_pack(ImageFolder(tmp_path / "photos"), tmp_path / f"{ODD}.pack", None, max_skipped=1).path
-    found = packed(path)
+    found = PackedSamples(path)
     assert found.classes == [ODD]
     assert int(found.read(0)["image"].min()) == 255
     assert [(each.sample, each.path) for each in found.skipped] == [(1, str(bad))]
     path.write_bytes(path.read_bytes().replace(b'"classes": ["', b'"classes": [7,"'))
     with pytest.raises(DataError):
-        packed(path)
+        PackedSamples(path)
 
 
 RECIPE = """

@@ -13,7 +13,7 @@ from packable import Scenes
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.pack import packed, write_pack
+from paceline.data.pack import PackedSamples, write_pack
 
 
 def same(one: object, other: object) -> None:
@@ -30,7 +30,7 @@ def test_every_field_comes_back_as_it_was(tmp_path: Path) -> None:
     written = write_pack(Scenes(), tmp_path / "a.pack", size=None)
     assert (written.samples, written.skipped) == (5, [])
     assert written.bytes == (tmp_path / "a.pack").stat().st_size
-    pack = packed(tmp_path / "a.pack")
+    pack = PackedSamples(tmp_path / "a.pack")
     assert len(pack) == 5
     assert (pack.classes, pack.channels) == (["ground", "Käfer"], 3)
     assert pack.joints == Scenes().joints
@@ -43,7 +43,7 @@ def test_every_field_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_halving_scales_everything(tmp_path: Path) -> None:
     write_pack(Scenes(even=True), tmp_path / "half.pack", size=20)
-    original, found = Scenes(even=True).read(3), packed(tmp_path / "half.pack").read(3)
+    original, found = Scenes(even=True).read(3), PackedSamples(tmp_path / "half.pack").read(3)
     pillow = Image.fromarray(original["image"]).resize((30, 20), Image.Resampling.BILINEAR)
     np.testing.assert_allclose(found["image"].astype(int), np.asarray(pillow), atol=2)
     np.testing.assert_array_equal(found["mask"], original["mask"][::2, ::2])
@@ -62,7 +62,7 @@ def test_sizes(tmp_path: Path) -> None:
 
 def shapes(folder: Path, size: int | list[int]) -> list[tuple[int, ...]]:
     write_pack(Scenes(), folder / "sized.pack", size)
-    pack = packed(folder / "sized.pack")
+    pack = PackedSamples(folder / "sized.pack")
     assert pack.facts["size"] == size
     return [pack.read(index)["image"].shape for index in range(len(pack))]
 
@@ -79,7 +79,7 @@ def test_the_number_of_threads_does_not_show(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
     written = write_pack(Scenes(bad=frozenset({0, 2})), tmp_path / "p", None, max_skipped=2)
     assert [each.sample for each in written.skipped] == [0, 2]
-    pack = packed(tmp_path / "p")
+    pack = PackedSamples(tmp_path / "p")
     assert [pack.read(index)["image_id"] for index in range(len(pack))] == [1001, 1003, 1004]
     assert pack.skipped == written.skipped
     assert pack.notes[1] == (
@@ -139,16 +139,16 @@ def test_a_killed_writer_leaves_no_pack(tmp_path: Path) -> None:
         assert writer.wait(30) == -signal.SIGKILL
     assert not path.exists()
     with pytest.raises(DataError, match="no such file; make it with `paceline data RECIPE --pack"):
-        packed(path)
+        PackedSamples(path)
     write_pack(Scenes(), path, None)
     assert [each.name for each in tmp_path.iterdir()] == ["p"]
-    assert [packed(path).read(index)["image_id"] for index in range(5)] == [1000, 1001, 1002, 1003, 1004]
+    assert [PackedSamples(path).read(index)["image_id"] for index in range(5)] == [1000, 1001, 1002, 1003, 1004]
 
 
 def test_large_images_are_packed_as_they_would_be_resized(tmp_path: Path) -> None:
     """A cut out of a packed image is a view, and OpenCV takes it."""
     write_pack(Scenes(), tmp_path / "p", None)
-    image = packed(tmp_path / "p").read(2)["image"]
+    image = PackedSamples(tmp_path / "p").read(2)["image"]
     part = image[3:30, 5:40]
     assert not image.flags.writeable
     assert not part.flags.owndata

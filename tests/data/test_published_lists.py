@@ -91,11 +91,11 @@ def test_lines_of_objects_take_patterns_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        ("[]", {}, "the list has no samples"),
+        ("[]", {}, "the list is empty"),
         ('[{"id": 1}\n{"id": 2}]', {"video": "{id}.webm"}, "not JSON (Expecting ',' delimiter: line 2 column 1"),
         ('[{"id": 1},\n{"id": null}]', {"video": "{id}.webm"}, "item 2: column 'id' is '', expected something"),
         ('[{"id": 1},\n7]', {"video": "{id}.webm"}, "item 2: expected an object, got 7"),
-        ('[{"id": "1"}]', {}, "item 1: 'video' is None, expected a file name; its keys are id; give them as `video`"),
+        ('[{"id": "1"}]', {}, "no column 'video' in its first object, which has id; name its column"),
         ('[{"id": 1}\n]\n\n[{"id": 2}]', {"video": "{id}.webm"}, "not JSON (Extra data: line 4"),
         ('{\n"a": 1}', {}, "item 1: not JSON"),
     ],
@@ -208,7 +208,7 @@ def test_columns_by_name_and_by_number_together(tmp_path: Path) -> None:
     assert names(part) == ["a.mp4", "c.mp4"]
     assert names(video_list(tmp_path / "a.csv", text, video=0, fold=1, fold_column=2, split="train")) == names(part)
     lines = '{"video": "a.mp4", "part": 1}\n{"video": "b.mp4"}\n'
-    with pytest.raises(DataError, match="line 2: has no 'part', which is `split_column`; its keys are video"):
+    with pytest.raises(DataError, match="line 2: has no 'part', which all need"):
         video_list(tmp_path / "a.jsonl", lines, split_column="part", split="1")
 
 

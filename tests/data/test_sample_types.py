@@ -19,7 +19,7 @@ from paceline.data.batch import Batch, Sample
 from paceline.data.datasets.idx import MemoryImages
 from paceline.data.inspect import Findings, examine
 from paceline.data.loader import load
-from paceline.data.pack import packed, write_pack
+from paceline.data.pack import PackedSamples, write_pack
 from paceline.data.split_loader import Request, SplitLoader
 from paceline.data.transforms.base import OnSamples
 from paceline.data.transforms.batch import Normalize
@@ -67,7 +67,7 @@ def by(kind: Any, workers: int | None, dataset: Typed, _: Path) -> Iterator[Batc
 
 def from_pack(dataset: Typed, folder: Path) -> Iterator[Batch]:
     write_pack(dataset, folder / "a.pack", None)
-    return by("auto", 0, packed(folder / "a.pack"), folder)  # type: ignore[arg-type]
+    return by("auto", 0, PackedSamples(folder / "a.pack"), folder)  # type: ignore[arg-type]
 
 
 def gathered(dataset: Typed, folder: Path) -> Iterator[Batch]:

@@ -23,9 +23,9 @@ from paceline.data.datasets.list_file import ListFile
 from paceline.data.datasets.video import VideoFolder
 from paceline.data.datasets.voc import Voc
 from paceline.data.fingerprint import fingerprint
-from paceline.data.loader_profile import profile_loader
+from paceline.data.loader_profile import loading_speed
 from paceline.data.mapped_arrays import ArrayWriter
-from paceline.data.pack import packed
+from paceline.data.pack import PackedSamples
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.geometric import Resize
 
@@ -66,7 +66,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "joints": ("joints.npy", Keypoints),
     "joints_json": ("j.json", lambda root: Keypoints(root, "j.json")),
     "joints_split": ("train.txt", lambda root: Keypoints(root, split="train")),
-    "pack": ("a.pack", lambda root: packed(root / "a.pack")),
+    "pack": ("a.pack", lambda root: PackedSamples(root / "a.pack")),
     "list_csv": ("a.csv", lambda root: ListFile(root / "a.csv")),
     "list_json": ("a.json", lambda root: ListFile(root / "a.json")),
     "mask_list": ("a.txt", lambda root: ImageMask(root, list_file="a.txt", binary=True)),
@@ -114,7 +114,7 @@ def test_speed_is_measured_without_waiting(root: Path) -> None:
     pipe(root / "images/0.png")
     source = SplitLoader(ImageMask(root, binary=True), [Resize([2, 2])], 0)
     with pytest.raises(DataError, match=r"0\.png: cannot be read \(a pipe, not a file\)"):
-        profile_loader(source, [0, 1], 1)
+        loading_speed(source, [0, 1], 1)
 
 
 def test_a_fingerprint_waits_for_nothing(root: Path) -> None:

@@ -103,7 +103,7 @@ def test_image_folder_is_split_at_random(tmp_path: Path, own_cache: Path) -> Non
         sample = val.read(index)
         number = int(val.path(index).stem)
         assert (sample["image"][0, 0, 0], sample["label"]) == (number, number % 2)
-    assert len(list(own_cache.iterdir())) == 1  # both splits are drawn at once
+    assert len(list(own_cache.iterdir())) == 1
     other = ImageFolder(root, "val", split_shares=shares, split_seed=1)
     assert {val.path(index) for index in range(4)} != {other.path(index) for index in range(4)}
 

@@ -70,7 +70,7 @@ def test_files_that_are_no_videos_are_counted(root: Path) -> None:
 
 def test_folder_of_a_split_or_a_share(root: Path) -> None:
     assert len(VideoFolder(root.parent, split="data")) == 4
-    shares = {"train": 3.0, "val": 1.0}
+    shares = {"train": 0.75, "val": 0.25}
     parts = [VideoFolder(root, split=split, split_shares=shares) for split in shares]
     names = [part.path(k) for part in parts for k in range(len(part))]
     assert [len(part) for part in parts] == [3, 1]
@@ -157,11 +157,11 @@ def test_without_a_clip_it_is_refused(root: Path) -> None:
     ("arguments", "message"),
     [
         ({"fold": 1}, "fold needs split"),
-        ({"fold": 1, "split": "train", "split_shares": {"train": 1.0}}, "either fold or split_shares"),
+        ({"fold": 1, "split": "train", "split_shares": {"train": 0.5, "val": 0.5}}, "either fold or split_shares"),
         ({"split": "train"}, "split needs split_column or fold or split_shares"),
         ({"split": "train", "split_column": 2, "fold": 1}, "either split_column or fold"),
         ({"split_column": 2}, "split_column needs split"),
-        ({"split": "test", "split_shares": {"train": 1.0}}, "one of split_shares"),
+        ({"split": "test", "split_shares": {"train": 0.5, "val": 0.5}}, "one of split_shares"),
     ],
 )
 def test_arguments_that_contradict_each_other(arguments: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ from small_transformers import NUM_CLASSES, SMALL, library_model, samples, small
 
 from paceline.checkpoint.weights import find_weights
 from paceline.core.errors import ArgumentError, CheckpointError, RecipeError, UsageError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import missing_extra
 from paceline.models.detr_matching import start_copy
 from paceline.models.surgery import Surgery, apply
 from paceline.models.transformers_detection import build_transformers_detector, import_transformers
@@ -150,7 +150,7 @@ def test_names_are_checked_without_the_library() -> None:
 
 
 def test_without_the_extra_the_command_that_installs_it_is_named() -> None:
-    with patch("paceline.core.extras._is_installed", return_value=False), pytest.raises(UsageError) as raised:
+    with patch("paceline.core.errors._is_installed", return_value=False), pytest.raises(UsageError) as raised:
         build_transformers_detector("rt_detr_v2", 3, 3)
     assert "pip install 'paceline[transformers]'" in str(raised.value)
 

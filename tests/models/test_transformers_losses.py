@@ -11,7 +11,7 @@ import torch
 from small_transformers import DTYPES, NUM_CLASSES, SMALL, labels_of, library_model, samples, small
 from torch import Tensor, nn
 
-from paceline.core.extras import missing_extra
+from paceline.core.errors import missing_extra
 from paceline.models.detector import Target
 from paceline.models.detr_denoising import denoising_queries
 from paceline.models.transformers_detection import TransformersDetector, import_transformers

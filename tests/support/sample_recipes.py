@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from paceline import cli
-from paceline.core.extras import missing_extra
+from paceline.core.errors import missing_extra
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "tasks" / "scripts"
 KINDS = ["detection", "keypoints", "saliency", "segmentation", "video"]

@@ -13,7 +13,7 @@ from support.forkserver import paceline_ranks
 from support.sample_recipes import records, settings_kept, small_recipe, write_sample
 
 from paceline import cli
-from paceline.core.extras import missing_extra
+from paceline.core.errors import missing_extra
 
 pytestmark = pytest.mark.skipif(bool(missing_extra("transformers")), reason=missing_extra("transformers"))
 

@@ -39,9 +39,8 @@ _INTERRUPTED = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_recipe(parser, is_required=False)
+    add_recipe(parser)
     parser.add_argument("--split", metavar="SPLIT", help="train, val, test or test.NAME (default: all in the recipe)")
-    parser.add_argument("--clear-cache", action="store_true", help="remove all cached indexes; needs no recipe")
     parser.add_argument("--limit", type=int, metavar="N", help="inspect N evenly spaced samples of each split")
     parser.add_argument("--sheet", type=Path, metavar="FILE", help="file of the contact sheet (default: data-NAME.png)")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="write the samples into a pack instead")
@@ -54,8 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Inspect each split and print a report; the exit code is 3 if something is unreadable."""
     _check(options)
-    if options.clear_cache:
-        return _clear_cache(options.json)
     checked = read_data_recipe(options)
     known = list(checked.recipe.data.splits())
     splits = [options.split] if options.split else known
@@ -109,20 +106,7 @@ def open_split(checked: CheckedRecipe, split: str) -> SplitLoader:
     return make_split_loaders(context)[split]
 
 
-def _clear_cache(as_json: bool) -> int:
-    from paceline.data.index.index import clear_cache
-
-    count, size = clear_cache()
-    if as_json:
-        print_json({"removed": count, "bytes": size})
-    else:
-        print(f"removed {pluralize(count, 'index file')}, {size / 1e6:,.1f} MB; they are built again when needed")
-    return 0
-
-
 def _check(options: argparse.Namespace) -> None:
-    if options.recipe is None and not options.clear_cache:
-        raise UsageError("data needs a recipe, or --clear-cache")
     if options.size is not None and not options.pack:
         raise UsageError("--size is the size of images in a pack; give the file to write as --pack FILE")
     if options.limit is not None and options.limit < 1:
@@ -159,7 +143,7 @@ def _inspect_split(
     """The report of one split; if it cannot be opened, the report says why."""
     from paceline.data.inspect import examine
     from paceline.data.loader import usable_cores
-    from paceline.data.loader_profile import NUM_MEASURED, input_stats, profile_loader
+    from paceline.data.loader_profile import NUM_MEASURED, input_stats, loading_speed
     from paceline.data.skip_list import UNREADABLE
 
     try:
@@ -172,7 +156,7 @@ def _inspect_split(
     indices = evenly_spaced(size, min(size, limit or size))
     threads = usable_cores()
     advance = partial(bar.advance, bar.add_task(report.split, total=len(indices)))
-    examine(source.dataset, indices, report.findings, threads, advance, source.sample_transforms)
+    examine(source.dataset, indices, report.findings, threads, advance)
     unreadable = {each.sample for each in report.findings.bad}
     readable = [index for index in indices if index not in unreadable] if unreadable else indices
     if not readable:
@@ -183,9 +167,8 @@ def _inspect_split(
     report.inputs = input_stats(source, readable)
     most = _MEASURED_IN_MEMORY if source.in_memory else NUM_MEASURED
     try:
-        report.stages = profile_loader(
-            source, [readable[place] for place in evenly_spaced(len(readable), most)], threads
-        )
+        measured = [readable[place] for place in evenly_spaced(len(readable), most)]
+        report.speed = loading_speed(source, measured, threads)
     except UNREADABLE as error:
         report.add_note(str(error))
 

@@ -15,7 +15,7 @@ from paceline.core.errors import in_one_line
 from paceline.core.text import join_first, pluralize
 from paceline.data.batch import KeypointNames
 from paceline.data.inspect import Findings
-from paceline.data.loader_profile import InputStats, LoaderProfile, input_warnings
+from paceline.data.loader_profile import InputStats, input_warnings
 from paceline.data.skip_list import Skipped
 from paceline.data.split_loader import SplitLoader
 
@@ -23,11 +23,6 @@ _MAX_CLASSES = 12  # of more classes, only the largest and smallest are printed
 _MAX_SIZES = 4
 _MAX_DUPLICATES, _MAX_FILES = 2, 8  # duplicates, and files of equal problems, that are named
 _DETAILS = re.compile(r"/[^\s:,;)]+|'[^']*'|\d+")
-_ADVICE = {
-    "decode": "decode-bound: {pack}more cores would help most",
-    "augment": "augmentation-bound: cheaper transforms, or batch transforms, would help most",
-    "memory": "in memory: training reads and decodes nothing",
-}
 
 
 @dataclass
@@ -40,7 +35,8 @@ class SplitReport:
     classes: list[str] = field(default_factory=list)
     joints: KeypointNames | None = None
     findings: Findings = field(default_factory=Findings)
-    stages: LoaderProfile | None = None
+    speed: float | None = None
+    """Samples per second that all cores load."""
     inputs: InputStats | None = None
     notes: list[str] = field(default_factory=list)
     find_path: Callable[[int], Any] | None = None
@@ -101,7 +97,7 @@ def as_json(name: str, reports: Sequence[SplitReport], sheet: Path | None, inter
 def _split_as_json(report: SplitReport) -> dict[str, Any]:
     if report.error is not None:
         return {"dataset": report.dataset, "error": report.error}
-    findings, stages = report.findings, report.stages
+    findings = report.findings
     mean, std = findings.moments() if findings.sizes else ([], [])
     keypoints = findings.counts.get("keypoints")
     return {
@@ -121,7 +117,7 @@ def _split_as_json(report: SplitReport) -> dict[str, Any]:
         "mean": mean,
         "std": std,
         "input": None if report.inputs is None else report.inputs._asdict(),
-        "speed": None if stages is None else {**stages._asdict(), "bound": stages.bound},
+        "samples_per_second": report.speed,
     }
 
 
@@ -256,8 +252,8 @@ def _image_facts(report: SplitReport) -> Iterator[tuple[str, str]]:
             )
     if report.inputs is not None:
         yield "input", f"{report.inputs}, as the model gets it"
-    if report.stages is not None:
-        yield from _speed(report.stages, can_be_packed=not findings.frames)
+    if report.speed is not None:
+        yield "speed", f"{report.speed:,.0f} samples/s with all cores"
 
 
 def _join_counts(values: Mapping[str, float], form: str, noun: str) -> str:
@@ -285,12 +281,3 @@ def _sizes(sizes: Counter[tuple[int, int]]) -> Iterator[tuple[str, str]]:
 
 def _range(counter: Counter[int]) -> str:
     return f"{min(counter)} to {max(counter)}, median {statistics.median_low(counter.elements())}"
-
-
-def _speed(stages: LoaderProfile, can_be_packed: bool) -> Iterator[tuple[str, str]]:
-    threads = pluralize(stages.threads, "thread")
-    advice = _ADVICE[stages.bound].format(pack="a pack (--pack) or " if can_be_packed else "")
-    yield "speed", f"{stages.samples_per_second:,.0f} samples/s with {threads}; {advice}"
-    if not stages.in_memory:
-        parts = f"reading and decoding {stages.decode * 1e3:.2f} ms, transforms {stages.transform * 1e3:.2f} ms"
-        yield "", f"one thread, per sample (of {stages.samples} timed): {parts}"

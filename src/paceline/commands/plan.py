@@ -152,7 +152,7 @@ def _measure_loader(checked: CheckedRecipe) -> float | None:
     import torch
 
     from paceline.core.world import World
-    from paceline.data.loader_profile import profile_loader
+    from paceline.data.loader_profile import loading_speed
     from paceline.recipe.build import Builder
     from paceline.recipe.build_data import make_split_loader
 
@@ -160,7 +160,7 @@ def _measure_loader(checked: CheckedRecipe) -> float | None:
     try:
         loader = make_split_loader(builder, "train", checked.recipe.data.train)
         ids = evenly_spaced(len(loader.dataset), min(_LOADED, len(loader.dataset)))
-        return profile_loader(loader, ids, num_cores()).samples_per_second
+        return loading_speed(loader, ids, num_cores())
     except DataError:
         return None
 

@@ -8,12 +8,11 @@ import json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("--markdown", action="store_true", help="print a page for readers instead")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the schema, or the same as a page for readers."""
-    from paceline.recipe.json_schema import json_schema, reference
+    """Print the schema."""
+    from paceline.recipe.json_schema import json_schema
 
-    print(reference().rstrip() if options.markdown else json.dumps(json_schema(), ensure_ascii=False))
+    print(json.dumps(json_schema(), ensure_ascii=False))
     return 0

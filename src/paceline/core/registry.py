@@ -2,7 +2,7 @@
 
 A decorator gives a class or function its name: `@register.loss("mine")`; arguments, defaults and bounds are read off
 the signature. Those of this package are known from a table, `registry.json`, before anything is imported, so that a
-recipe is checked without torch; `python -m paceline.core.table` writes it.
+recipe is checked without torch; `make table` writes it.
 """
 
 from __future__ import annotations

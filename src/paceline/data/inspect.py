@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from paceline.data.batch import Batch, KeypointNames, Sample, as_arrays
 from paceline.data.loader_profile import transformed_batches
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped, locate_error
 from paceline.data.split_loader import Dataset, SplitLoader, decode_image
-from paceline.data.transforms.base import SampleTransform
 from paceline.data.transforms.batch import Normalize
 from paceline.visualize.colors import class_colors
 from paceline.visualize.grid import KEYPOINT_LEGEND, LegendEntry, Panel, class_legend, image_grid, tile_frames
@@ -33,7 +33,6 @@ Counts = NDArray[np.int64]
 _BAND = 1 << 24  # pixels up to which counts in float32, which OpenCV gives, are exact
 _FRAME_BYTES = 1 << 27  # of a video that are decoded at a time
 _AHEAD = 16  # samples a thread that may wait for being counted
-_LAST_DRAW = float(np.nextafter(1, 0))  # which asks most of a video
 
 
 class Look(NamedTuple):
@@ -102,27 +101,22 @@ def examine(
     findings: Findings,
     threads: int,
     report: Callable[[int], None],
-    transforms: Sequence[SampleTransform] = (),
 ) -> None:
     """Decode the samples and add what they hold to `findings`, which is true at any moment, also if this is stopped.
 
-    `report` is given how many more are done. A first one of `transforms` that refuses short videos is asked about each.
+    `report` is given how many more are done.
     """
-    refusing = next((each for each in transforms[:1] if getattr(each, "short", None) == "refuse"), None)
-    looks = map_in_order(lambda index: _try(dataset, index, refusing), indices, threads, _AHEAD * threads)
+    looks = map_in_order(partial(_try, dataset), indices, threads, _AHEAD * threads)
     for index, seen in zip(indices, looks, strict=True):
         findings.add(index, seen)
         report(1)
 
 
-def _try(dataset: Dataset, index: int, refusing: SampleTransform | None) -> Look | Skipped:
+def _try(dataset: Dataset, index: int) -> Look | Skipped:
     try:
         sample = getattr(dataset, "open", dataset.read)(index)
         try:
-            sample = as_arrays(sample)
-            if refusing is not None:
-                refusing(sample, np.full(refusing.draws, _LAST_DRAW))
-            return look(dataset, sample)
+            return look(dataset, as_arrays(sample))
         except DataError as error:
             raise locate_error(dataset, index, error) from error
     except UNREADABLE as error:

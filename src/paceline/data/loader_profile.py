@@ -1,4 +1,4 @@
-"""The loader of a split, measured on a few samples: the time of each stage, and the mean and std of its images."""
+"""The loader of a split, measured on a few samples: its speed, and the mean and std of its images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from time import perf_counter
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,83 +15,31 @@ from torch import Tensor
 from paceline.core.errors import DataError
 from paceline.core.text import evenly_spaced
 from paceline.core.threads import map_in_order
-from paceline.data.batch import Batch, Sample
+from paceline.data.batch import Batch
 from paceline.data.skip_list import UNREADABLE
-from paceline.data.split_loader import SplitLoader, TransformPipeline
+from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.batch import Normalize
 from paceline.data.transforms.functional import channel_axis
 
-Bound = Literal["decode", "augment", "memory"]
-
 NUM_MEASURED = 64
 """Samples of a split that `paceline check` and `paceline data` measure."""
-_MAX_SECONDS = 3.0  # for each of the two measurements
+_MAX_SECONDS = 3.0
 _BATCH = 256  # samples of a batch that is taken from memory
 
 
-class LoaderProfile(NamedTuple):
-    """Seconds that a sample takes in one thread, by what they are spent on, and the speed of all threads together."""
-
-    decode: float
-    """With reading the file, and a first transform that decodes no more than it needs, such as `resize` or `clip`."""
-    transform: float
-    samples: int
-    """How many were measured."""
-    threads: int
-    samples_per_second: float
-    in_memory: bool = False
-
-    @property
-    def bound(self) -> Bound:
-        """What takes most of the time."""
-        if self.in_memory:
-            return "memory"
-        return "decode" if self.decode >= self.transform else "augment"
-
-
-def profile_loader(source: SplitLoader, ids: Sequence[int], threads: int) -> LoaderProfile:
-    """The stages of loading these samples, as far as a few seconds allow, and the speed of `threads` threads."""
-    if source.in_memory:
-        return _from_memory(source, ids)
-    pipeline = TransformPipeline(source.dataset, source.sample_transforms, source.seed)
-    is_fused = any(getattr(each, "reads_encoded", False) for each in source.sample_transforms[:1])
-    _load(pipeline, ids[0])  # the first one opens libraries, and is not counted
-    decode, total, done = 0.0, 0.0, list[int]()
-    until = perf_counter() + _MAX_SECONDS
-    for index in ids:
-        begin = perf_counter()
-        _load(pipeline, index, stop=int(is_fused))
-        between = perf_counter()
-        _load(pipeline, index)
-        decode, total = decode + between - begin, total + perf_counter() - between
-        done.append(index)
-        if perf_counter() > until:
-            break
-    parts = min(decode, total) / len(done), max(0.0, total - decode) / len(done)
-    return LoaderProfile(*parts, len(done), threads, _speed(pipeline, done, threads))
-
-
-def _speed(pipeline: TransformPipeline, ids: list[int], threads: int) -> float:
+def loading_speed(source: SplitLoader, ids: Sequence[int], threads: int) -> float:
+    """How many of these samples load in a second, as far as a few seconds allow; those in memory by one thread."""
+    size, threads = (_BATCH, 1) if source.in_memory else (1, threads)
+    batches = [np.array(ids[start : start + size]) for start in range(0, len(ids), size)]
+    source.fetch(0, batches[0])  # the first one opens libraries, and is not counted
     begin, number = perf_counter(), 0
-    samples = map_in_order(partial(_load, pipeline), ids * 4, threads, 4 * threads)
-    with closing(samples) as loaded:  # type: ignore[type-var]  # threads end with it
-        for _ in loaded:
-            number += 1
+    fetched = map_in_order(partial(source.fetch, 0), batches * 4, threads, 4 * threads)
+    with closing(fetched) as loaded:  # type: ignore[type-var]  # threads end with it
+        for batch in loaded:
+            number += batch.size
             if perf_counter() > begin + _MAX_SECONDS:
                 break
     return number / (perf_counter() - begin)
-
-
-def _from_memory(source: SplitLoader, ids: Sequence[int]) -> LoaderProfile:
-    batches = [np.array(ids[start : start + _BATCH]) for start in range(0, len(ids), _BATCH)]
-    begin = perf_counter()
-    for batch in batches:
-        source.fetch(0, batch)
-    return LoaderProfile(0.0, 0.0, len(ids), 1, len(ids) / (perf_counter() - begin), in_memory=True)
-
-
-def _load(pipeline: TransformPipeline, index: int, stop: int | None = None) -> Sample:
-    return pipeline.sample(0, index, pipeline.draw(0, np.array([index]))[0], stop)
 
 
 _TOGETHER = 8  # samples of a batch: transforms of whole batches may need several

@@ -37,16 +37,12 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 Array = NDArray[Any]
 
 
-def header_of(encoded: Array) -> bytes:
-    """What describes the arrays that were encoded by safetensors, with its length before it."""
-    return encoded[: _LENGTH + int.from_bytes(encoded[:_LENGTH].tobytes(), "little")].tobytes()
-
-
-def views(encoded: Array, header: bytes) -> dict[str, Array]:
+def views(encoded: Array) -> dict[str, Array]:
     """The arrays that were encoded by safetensors, by name; they are the memory itself."""
+    start = _LENGTH + int.from_bytes(encoded[:_LENGTH].tobytes(), "little")
     return {
-        name: np.ndarray(each["shape"], _TYPES[each["dtype"]], encoded.data, len(header) + each["data_offsets"][0])
-        for name, each in json.loads(header[_LENGTH:]).items()
+        name: np.ndarray(each["shape"], _TYPES[each["dtype"]], encoded.data, start + each["data_offsets"][0])
+        for name, each in json.loads(encoded[_LENGTH:start].tobytes()).items()
     }
 
 
@@ -72,7 +68,7 @@ class MappedArrays:
             raise DamagedFileError(f"{path}: is not what was written")
         self.stream = memory[:start]
         try:
-            self._arrays = views(encoded, header_of(encoded))
+            self._arrays = views(encoded)
             self.facts: dict[str, Any] = json.loads(self[_FACTS].tobytes())
         except MALFORMED as error:
             raise DamagedFileError(f"{path}: holds no arrays ({error})") from error

@@ -12,16 +12,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, NamedTuple
 
-import cv2
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save
-from torch import Tensor
 
 from paceline.core.atomic_write import sync_folder
 from paceline.core.errors import DamagedFileError, DataError
@@ -29,8 +25,8 @@ from paceline.core.file_lock import lock_file
 from paceline.core.process import num_cores
 from paceline.core.registry import register
 from paceline.core.threads import map_in_order
-from paceline.data.batch import RAGGED, KeypointNames, Sample
-from paceline.data.mapped_arrays import MALFORMED, ArrayWriter, MappedArrays, header_of, views
+from paceline.data.batch import KeypointNames, Sample
+from paceline.data.mapped_arrays import MALFORMED, ArrayWriter, MappedArrays, views
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped
 from paceline.data.split_loader import Dataset, TransformPipeline
 from paceline.data.transforms.functional import size_of
@@ -44,16 +40,10 @@ _VIEWS = ("image", "mask")  # what transforms and stacking copy anyway; anything
 
 
 @register.dataset("packed")
-def packed(file: Path) -> PackedSamples:
-    """The samples of a pack; where all have the same shapes, whole batches of them can be had at once."""
-    return PackedSamples(Path(file))
-
-
 class PackedSamples:
     """The samples of a pack, by their number in it; images and masks are views that must not be written to.
 
-    The checksum of a sample is compared when it is first read: a damaged one is a DataError. Where all have the same
-    shapes, `gather` takes a batch without any work in Python for each of them.
+    The checksum of a sample is compared when it is first read: a damaged one is a DataError.
     """
 
     def __init__(self, file: Path) -> None:
@@ -76,8 +66,6 @@ class PackedSamples:
         self.notes = [f"left out when the pack was written: {each}" for each in self.skipped]
         names = self.facts["keypoint_names"]
         self.joints = None if names is None else KeypointNames.from_json(names)
-        if self.facts["header"] is not None:
-            self.gather = partial(self._gather, self._columns(self.facts["header"].encode(_BYTES)))
 
     def __reduce__(self) -> tuple[type[PackedSamples], tuple[Path]]:
         return PackedSamples, (self.file,)  # a worker maps the file itself, and shares its pages
@@ -95,58 +83,19 @@ class PackedSamples:
 
     def read(self, index: int) -> Sample:
         """Sample `index` as it was packed."""
-        return {
-            name: array if name in _VIEWS and array.ndim else array.copy() if array.ndim else array.item()
-            for name, array in self._fields(index).items()
-        }
-
-    def _fields(self, index: int) -> dict[str, NDArray[Any]]:
-        """The fields of a sample; they are the memory itself."""
-        record = self._record(index)
+        record = self._memory[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
         if not self._checked[index]:
             if zlib.crc32(record.data) != int(self._checksums[index]):
                 raise DataError(f"{self.file}: sample {index} is damaged (its checksum is wrong); {_WRITE_AGAIN}")
             self._checked[index] = True
         try:
-            return views(record, header_of(record))
+            fields = views(record)
         except MALFORMED as error:
             raise DataError(f"{self.file}: sample {index} is no sample ({error}); {_WRITE_AGAIN}") from error
-
-    def _record(self, index: int) -> NDArray[np.uint8]:
-        return self._memory[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
-
-    def _columns(self, header: bytes) -> dict[str, NDArray[Any]]:
-        """Each field of all samples, which have the same header."""
-        first = self._record(0)
         return {
-            name: np.ndarray(
-                (len(self), *array.shape),
-                array.dtype,
-                self._memory.data,
-                array.ctypes.data - first.ctypes.data,
-                (len(first), *array.strides),
-            )
-            for name, array in views(first, header).items()
+            name: array if name in _VIEWS and array.ndim else array.copy() if array.ndim else array.item()
+            for name, array in fields.items()
         }
-
-    def _gather(self, columns: dict[str, NDArray[Any]], ids: Tensor) -> dict[str, Tensor]:
-        """The samples `ids` (int64 [N]) together: "image" [N, C, H, W] and the fields, copied."""
-        numbers = ids.numpy()
-        for index in numbers[~self._checked[numbers]].tolist():
-            self._fields(index)
-        return {
-            name: torch.from_numpy(_planar(column, numbers) if name == "image" else column[numbers])
-            for name, column in columns.items()
-        }
-
-
-def _planar(images: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
-    """Some of images [N, H, W, C] as [n, C, H, W]."""
-    _, height, width, channels = images.shape
-    planes = np.empty((len(numbers), channels, height, width), images.dtype)
-    for plane, number in zip(planes, numbers.tolist(), strict=True):
-        cv2.split(images[number], list(plane))
-    return planes
 
 
 PACK_VERSION = 5
@@ -156,7 +105,6 @@ ReportProgress = Callable[[int, int], None]
 """Is given how many samples are done, and of how many."""
 
 _ALIGNMENT = 64
-_BYTES = "latin-1"  # a character for each
 _AHEAD = 4  # samples a thread that may wait for being written
 
 
@@ -224,9 +172,7 @@ def _write(
     threads: int,
 ) -> WrittenPack:
     pipeline = TransformPipeline(dataset, [] if size is None else [_Shrink(size)], seed=0)
-    ends, checksums, headers = list[int](), list[int](), set[bytes]()
-    skipped: list[Skipped] = []
-    is_even = True
+    ends, checksums, skipped = list[int](), list[int](), list[Skipped]()
 
     def read(index: int) -> Sample | Skipped:
         try:
@@ -243,8 +189,6 @@ def _write(
             file.write(record)
             ends.append(file.tell())
             checksums.append(zlib.crc32(record))
-            headers.add(header_of(np.frombuffer(record, np.uint8)))
-            is_even = len(headers) == 1 and np.ndim(sample["image"]) == 3 and RAGGED.isdisjoint(sample)
         if progress is not None:
             progress(done, len(dataset))
     if not ends:
@@ -259,7 +203,6 @@ def _write(
         "channels": dataset.channels,
         "keypoint_names": getattr(dataset, "joints", None),
         "size": size,
-        "header": headers.pop().decode(_BYTES) if is_even else None,
         "skipped": skipped,
     }
     writer.write(file)

@@ -224,11 +224,11 @@ class TransformPipeline:
             return np.empty((len(ids), 0))
         return uniforms_of_streams(self.seed, epoch, ids, 0, self._num_draws)
 
-    def sample(self, epoch: int, index: int, draws: Draws, stop: int | None = None) -> Sample:
-        """Sample `index` after the transforms, or the first `stop` of them, with its row of the drawn numbers."""
+    def sample(self, epoch: int, index: int, draws: Draws) -> Sample:
+        """Sample `index` after the transforms, with its row of the drawn numbers."""
         opened = self._read(epoch, index)
         try:
-            return as_arrays(self._transformed(as_arrays(opened), draws, stop))
+            return as_arrays(self._transformed(as_arrays(opened), draws))
         except DataError as error:
             raise locate_error(self.dataset, index, error) from error
 
@@ -238,8 +238,8 @@ class TransformPipeline:
         draw_and_read: Callable[..., Sample] = self.dataset.read
         return draw_and_read(index, uniforms(self.seed, epoch, np.array([index]), _READING, self._draws_to_read)[0])
 
-    def _transformed(self, sample: Sample, draws: Draws, stop: int | None) -> Sample:
-        for number, transform in enumerate(self.transforms[:stop]):
+    def _transformed(self, sample: Sample, draws: Draws) -> Sample:
+        for number, transform in enumerate(self.transforms):
             if not self._encoded[number]:
                 sample = decode_image(sample)
             own = draws[self._edges[number] : self._edges[number + 1]]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.checkpoint.reader import Checkpoint
 from paceline.checkpoint.store import Store
-from paceline.checkpoint.writer import NoSaver, Saver
+from paceline.checkpoint.writer import Saver
 from paceline.core.errors import TrainingError
 from paceline.core.intervals import Triggers
 from paceline.core.process import StopRequest
@@ -25,9 +25,9 @@ from paceline.data.split_loader import SplitLoader
 from paceline.engine.loss_accumulator import LossAccumulator, read_columns
 from paceline.engine.state import RunState
 from paceline.engine.stateful import KeptState
-from paceline.engine.timing import StepTimer
 from paceline.engine.watchdog import Heartbeat, NoHeartbeat
 from paceline.loggers.events import LoggerGroup, Note
+from paceline.loggers.meters import StepTimer
 from paceline.models.freezing import Freezing
 from paceline.optim.clipping import Clip, NoClip, Norm
 from paceline.optim.lr_scheduler import LRChangeLog, Scheduler
@@ -251,9 +251,9 @@ class Run(Trainer):
         has_val = "evaluate" in state.pending and not is_evaluated
         return pending | set(self.test_splits) | ({"val"} if has_val else set())
 
-    def _make_saver(self) -> Saver | NoSaver:
+    def _make_saver(self) -> Saver:
         """The saver: rank 0 writes if every rank holds everything, else each rank writes its shards."""
         if self.strategy.passes == "equal":
             token = self.world.start_sum([float(secrets.randbits(50)) if self.world.is_main else 0.0])()[0]
             return Saver(self.store, self.world.rank, self.world.size, f"{token:.0f}")
-        return Saver(self.store) if self.world.is_main else NoSaver(self.store)
+        return Saver(self.store, writes=self.world.is_main)

@@ -163,9 +163,7 @@ def build_encoder(name: str, in_channels: int, args: LibraryArgs) -> Encoder:
     library, _, member = name.partition("/")
     if library == "timm":
         return _build_timm(member, in_channels, args)
-    if library == "torchvision":
-        return _build_torchvision(member, in_channels, args)
-    raise ValueError(f"backbone {name!r}: expected timm/NAME or torchvision/NAME")
+    return _build_torchvision(member, in_channels, args)
 
 
 def _build_timm(name: str, in_channels: int, args: LibraryArgs) -> Encoder:

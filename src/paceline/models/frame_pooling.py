@@ -65,10 +65,8 @@ def _build_backbone(name: str, in_channels: int, args: LibraryArgs) -> tuple[nn.
     if library == "timm":
         model: Any = build_timm(member, 0, in_channels, args)
         return model, int(getattr(model, "head_hidden_size", None) or model.num_features)
-    if library == "torchvision":
-        model = build_torchvision(member, 1, in_channels, args)
-        return model, _remove_head(model, name)
-    raise ValueError(f"backbone {name!r}: expected timm/NAME or torchvision/NAME")
+    model = build_torchvision(member, 1, in_channels, args)
+    return model, _remove_head(model, name)
 
 
 def _remove_head(model: nn.Module, name: str) -> int:

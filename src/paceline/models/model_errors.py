@@ -12,11 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
-from torch.nn.parameter import UninitializedParameter
 
 from paceline.core.contracts import relative_path
 from paceline.core.errors import PacelineError, RecipeError, TrainingError
@@ -33,7 +28,7 @@ _TOO_SMALL = re.compile(
     re.I,
 )
 _UNEQUAL = re.compile(r"must match the size of tensor|Sizes of tensors must match")
-_TORCH, _ENGINE = str(Path(torch.__file__).parent), str(Path(__file__).parent.parent / "engine")
+_TORCH, _ENGINE = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parent.parent / 'engine'}/"
 
 
 def call_model(model: nn.Module, images: Tensor, *others: Any) -> Any:
@@ -129,8 +124,6 @@ def _image_size_hint(model: nn.Module, images: Tensor) -> str:
     return ""
 
 
-MAX_MODULES = 50_000
-"""The largest models of timm and torchvision have two thousand."""
 _ALLOCATION = re.compile(r"tried to allocate (\d+) bytes")
 
 
@@ -140,44 +133,13 @@ def is_allocation_error(error: Exception) -> bool:
 
 
 @contextmanager
-def limit_size(max_bytes: int | None = None) -> Iterator[None]:
-    """Raise a ValueError as soon as a model built inside has more parameters than free memory, or too many modules.
-
-    Parameters are counted before they are initialized: until then their memory is only reserved.
-    """
-    limit = free_memory() if max_bytes is None else max_bytes
-    num_modules = num_bytes = 0
-
-    def refuse(size: int) -> None:
-        raise ValueError(
-            f"needs more than {size / 1e9:.3g} GB for its parameters, and {limit / 1e9:.3g} GB of memory are free;"
-            " build a smaller model"
-        )
-
-    def add_module(*_: object) -> None:
-        nonlocal num_modules
-        num_modules += 1
-        if num_modules > MAX_MODULES:
-            raise ValueError(f"has more than {MAX_MODULES:,} modules; build a smaller model")
-
-    def add_parameter(_: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal num_bytes
-        if parameter is None or isinstance(parameter, UninitializedParameter) or parameter.is_meta:
-            return
-        num_bytes += parameter.nbytes
-        if num_bytes > limit:
-            refuse(num_bytes)
-
-    hooks = [
-        register_module_module_registration_hook(add_module),
-        register_module_parameter_registration_hook(add_parameter),
-    ]
+def explained_allocation() -> Iterator[None]:
+    """Raise a ValueError that names both numbers where a model asks for more memory than there is."""
     try:
         yield
     except RuntimeError as error:
-        if failed := _ALLOCATION.search(str(error)):
-            refuse(num_bytes + int(failed[1]))
+        if found := _ALLOCATION.search(str(error)):
+            asked, free = int(found[1]) / 1e9, free_memory() / 1e9
+            what = f"needs more than {asked:.3g} GB for its parameters, and {free:.3g} GB of memory are free"
+            raise ValueError(f"{what}; build a smaller model") from error
         raise
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -23,8 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from paceline.core.arguments import Count, Share
-from paceline.core.errors import ArgumentError, UsageError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import ArgumentError, UsageError, missing_extra
 from paceline.core.registry import Library, register
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.core.world import constant

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.core.registry import Library, NameOf, register
 from paceline.core.torchvision_ops import import_torchvision
@@ -103,21 +103,4 @@ _VIDEO_NAMES = partial(torchvision_models, "mc3_", "mvit_", "r2plus1d_", "r3d_",
 @register.model("torchvision/video/", library=Library("torchvision", _VIDEO_NAMES))
 def build_video(name: str, num_classes: int, in_channels: int, args: LibraryArgs | None = None) -> nn.Module:
     """A torchvision video model; load weights with `model.weights`."""
-    model = build_torchvision(name, num_classes, in_channels, args)
-    if name.startswith("mvit"):
-        model.register_forward_pre_hook(_check_size)
-    return model
-
-
-def _check_size(model: Any, inputs: tuple[Tensor, ...]) -> None:
-    """MViT has position encodings for one size only; its own error would be about matrix shapes."""
-    positions = model.pos_encoding
-    grid = (positions.temporal_size, *positions.spatial_size)
-    expected = [count * stride for count, stride in zip(grid, model.conv_proj.stride, strict=True)]
-    found = list(inputs[0].shape[2:])
-    if found != expected:
-        frames, height, width = expected
-        raise ValueError(
-            f"the model needs clips of {frames} frames of {height}×{width} pixels, got {found[0]} frames of"
-            f" {found[1]}×{found[2]}; change the transforms and the clip's length, or use another model"
-        )
+    return build_torchvision(name, num_classes, in_channels, args)

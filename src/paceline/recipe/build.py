@@ -33,7 +33,7 @@ from paceline.losses.adapter import as_loss
 from paceline.losses.loss_term import Loss
 from paceline.metrics.adapter import as_metric
 from paceline.metrics.metric import declared_values, is_higher_better
-from paceline.models.model_errors import limit_size
+from paceline.models.model_errors import explained_allocation
 from paceline.models.placement import initialize_lazy_layers, place_model
 from paceline.models.surgery import Surgery, SurgeryReport, add_head_batch_norm, apply
 from paceline.optim.lr_scheduler import LRChangeLog
@@ -193,7 +193,7 @@ class Builder(BuildContext):
         supplied = {"num_classes": len(classes), "in_channels": build_data.num_channels(loader)}
         supplied["num_keypoints"] = len(joints.names) if joints else 0
         self.world.seed(model_seed(self.recipe.train.seed))
-        with self.error_context("model"), limit_size():
+        with self.error_context("model"), explained_allocation():
             model = self.make("model", part.name, part, **supplied)
             if not isinstance(model, nn.Module):
                 found = "nothing" if model is None else type(model).__name__

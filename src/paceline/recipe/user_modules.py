@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.core.cache_folder import cache_folders, make_private
-from paceline.core.errors import PacelineError, UsageError
+from paceline.core.cache_folder import cache_folder
+from paceline.core.errors import DataError, PacelineError, UsageError
 from paceline.recipe.document import COMMAND_LINE, Document, Origin, places
 from paceline.recipe.load import load
 from paceline.recipe.problems import near
@@ -162,10 +162,8 @@ def _hash(file: Path) -> str:
 
 def _memory() -> Path | None:
     """The file that lists what this user has imported; None if no folder can be this user's."""
-    for folder in cache_folders():
-        with suppress(OSError):
-            make_private(folder)
-            return folder / "used-modules.jsonl"
+    with suppress(DataError):
+        return cache_folder() / "used-modules.jsonl"
     return None
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from paceline.core.arguments import Count, CountOrZero, KeyOf, Requires
+from paceline.core.arguments import CountOrZero, KeyOf, Requires
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import open_regular, why_no_file
@@ -25,9 +25,8 @@ from paceline.data.datasets.detection import (
     read_sizes,
     write_boxes,
 )
-from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
+from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.index.list_file import encode_name, sniff_delimiter, table_lines
-from paceline.data.io.image import MAX_PIXELS
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 _CORNERS = (("xmin", "x1", "left", "x"), ("ymin", "y1", "top", "y"))
@@ -64,7 +63,6 @@ class BoxList(DetectionDataset):
         split_seed: CountOrZero = 0,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
         delimiter: Delimiter | None = None,
     ) -> None:
         self.file = Path(root or "", file)
@@ -88,13 +86,12 @@ class BoxList(DetectionDataset):
             builder.facts["classes"] = list(numbers)
             builder.append_texts("file", [encode_name(self.file, 0, name) for name in images])
             write_boxes(builder, objects, read_sizes([base / name for name in images], builder), bad_boxes)
-            write_parts(builder, len(images), split_shares, split_seed)
 
         arguments: dict[str, Any] = {"file": self.file.name, "columns": [image, box, label, delimiter, box_format]}
         arguments |= {"classes": classes and list(classes), "root": str(base.absolute()), "bad_boxes": bad_boxes}
-        index = open_index(self.file.parent, "boxes", arguments | split_arguments(split_shares, split_seed), build)
+        index = open_index(self.file.parent, "boxes", arguments, build)
         inside = None if follow_links else base
-        super().__init__(index, base, inside, max_pixels, self.file, split, split_shares)
+        super().__init__(index, base, inside, self.file, split, split_shares, split_seed)
 
 
 class _Row(NamedTuple):

@@ -25,9 +25,8 @@ from paceline.data.datasets.detection import (
     write_objects,
 )
 from paceline.data.datasets.keypoints import find_flip_pairs
-from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
+from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.index.list_file import encode_name
-from paceline.data.io.image import MAX_PIXELS
 from paceline.data.io.mask import decode_runs, encode_runs
 
 _MAX_SIZE = 1 << 31  # pixels
@@ -62,7 +61,6 @@ class Coco(DetectionDataset):
         keep_empty: bool = True,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
     ) -> None:
         root = Path(root)
         file = root / annotations
@@ -70,8 +68,7 @@ class Coco(DetectionDataset):
         def build(builder: IndexBuilder) -> None:
             builder.watch(file)
             content = _CocoFile(file, masks)
-            num_images = content.write(builder, content.choose(classes), keypoints, keep_empty, bad_boxes)
-            write_parts(builder, num_images, split_shares, split_seed)
+            content.write(builder, content.choose(classes), keypoints, keep_empty, bad_boxes)
 
         arguments: dict[str, Any] = {
             "file": str(file.absolute()),
@@ -79,9 +76,9 @@ class Coco(DetectionDataset):
             "bad_boxes": bad_boxes,
         }
         arguments |= {"masks": masks, "keypoints": keypoints, "keep_empty": keep_empty}
-        index = open_index(root, "coco", arguments | split_arguments(split_shares, split_seed), build)
+        index = open_index(root, "coco", arguments, build)
         inside = None if follow_links else root
-        super().__init__(index, root / images, inside, max_pixels, file, split, split_shares)
+        super().__init__(index, root / images, inside, file, split, split_shares, split_seed)
         self.category_ids: list[int] = index.facts["category_ids"]
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"]) if keypoints else None
         self._masks = index.rows("mask") if masks else None

@@ -20,7 +20,7 @@ from paceline.core.text import join_first, pluralize
 from paceline.data.batch import Sample
 from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import FileDataset, NamedFiles
-from paceline.data.index.index import IndexBuilder, read_part
+from paceline.data.index.index import IndexBuilder, drawn_part
 from paceline.data.io.image import Encoded
 from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 
@@ -51,18 +51,17 @@ class DetectionDataset(FileDataset):
         index: MappedArrays,
         folder: Path,
         inside: Path | None,
-        max_pixels: int,
         annotations: Path,
         split: str | None = None,
         shares: Mapping[str, float] | None = None,
+        seed: int = 0,
     ) -> None:
         self.annotations = annotations
         self.classes: list[str] = index.facts["classes"]
         self.notes: list[str] = index.facts["notes"]
-        self.max_pixels = max_pixels
         self._index = index
         self._files = NamedFiles(index, "file", folder, inside)
-        self._part = read_part(index, split, shares, len(self._files))
+        self._part = drawn_part(len(self._files), split, shares, seed)
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the images to a fingerprint, and the content of the annotations."""
@@ -72,7 +71,7 @@ class DetectionDataset(FileDataset):
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, its size, and the boxes, classes, crowd flags and areas of its objects."""
         row = int(self._part[index])
-        image = Encoded.read(self._files.checked(row), self.max_pixels)
+        image = Encoded.read(self._files.checked(row))
         size = np.array([image.height, image.width], np.int64)
         which = self._span(row)
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.arguments import Count, CountOrZero, KeyOf
+from paceline.core.arguments import CountOrZero, KeyOf
 from paceline.core.errors import DataError, UsageError
 from paceline.core.registry import register
 from paceline.data.argument_types import Extensions, Name, SplitShares
@@ -26,30 +26,29 @@ from paceline.data.index.folders import (
     refuse_escape,
     skipped_note,
 )
-from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
-from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded
+from paceline.data.index.index import IndexBuilder, drawn_part, open_index
+from paceline.data.io.image import EXTENSIONS, Encoded
 
 
 class ClassFolders(FileDataset):
-    """Files under root/split/class/, or root/class/ without a split, at any depth below their class.
-
-    Classes and files are numbered in the order of their names. With `shares` the split is drawn.
-    """
+    """Files under root/split/class/, or root/class/ without a split, at any depth below their class."""
 
     kind, example = "image", "image.jpg"
+    usual_extensions = EXTENSIONS
 
     def __init__(
         self,
         root: Path,
-        split: str | None,
-        extensions: Sequence[str],
-        shares: Mapping[str, float] | None,
-        seed: int,
-        stratify: bool,
-        follow_links: bool,
+        split: Name | None = None,
+        extensions: Extensions | None = None,
+        follow_links: bool = False,
+        split_shares: SplitShares | None = None,
+        split_seed: CountOrZero = 0,
+        stratify: bool = True,
     ) -> None:
-        folder = root / split if split and not shares else root
-        suffixes = tuple(extension.lower() for extension in extensions)
+        root = Path(root)
+        folder = root / split if split and not split_shares else root
+        suffixes = tuple(extension.lower() for extension in extensions or self.usual_extensions)
         inside = None if follow_links else root
         class_folders(root, folder, self.example)
         refuse_escape(folder, inside)
@@ -57,7 +56,7 @@ class ClassFolders(FileDataset):
         def build(builder: IndexBuilder) -> None:
             builder.watch(folder)
             builder.facts["classes"] = classes = class_folders(root, folder, self.example)
-            labels, skipped = list[NDArray[np.int32]](), Counter[str]()
+            skipped = Counter[str]()
             for label, name in enumerate(classes):
                 files = files_below(folder, name, suffixes, inside, builder.watch, (), skipped)
                 found = sorted(map(os.fsencode, files))
@@ -65,19 +64,17 @@ class ClassFolders(FileDataset):
                     expected = f"expected files with the extensions {' '.join(suffixes)}"
                     raise DataError(f"{folder / name}: no {self.kind}s in this class folder; {expected}")
                 builder.append_texts("file", found)
-                labels.append(np.full(len(found), label, np.int32))
-                builder.append("label", labels[-1])
+                builder.append("label", np.full(len(found), label, np.int32))
             if note := skipped_note(skipped, f"{self.kind}s", suffixes):
                 builder.note(note)
-            joined = np.concatenate(labels)
-            write_parts(builder, len(joined), shares, seed, joined if stratify else None)
 
         arguments = {"kind": self.kind, "extensions": suffixes, "follow_links": follow_links}
-        self._index = index = open_index(folder, "folders", arguments | split_arguments(shares, seed, stratify), build)
+        self._index = index = open_index(folder, "folders", arguments, build)
         self.classes: list[str] = index.facts["classes"]
         self.notes: list[str] = index.facts["notes"]
         self._files = NamedFiles(index, "file", folder, inside)
-        self._part = read_part(index, split, shares, len(self._files))
+        labels = index["label"] if stratify else None
+        self._part = drawn_part(len(self._files), split, split_shares, split_seed, labels)
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the files to a fingerprint."""
@@ -95,27 +92,12 @@ class ImageFolder(ClassFolders):
     """Images under root/split/class/, or root/class/ without a split, at any depth below their class.
 
     Classes and images are numbered in the order of their names. With `split_shares` the images of root/class/ are
-    split at random, and `split` is one part. Links that lead out of the root are a DataError unless `follow_links`;
-    images of more than `max_pixels` are never decoded.
+    split at random, and `split` is one part. Links that lead out of the root are a DataError unless `follow_links`.
     """
-
-    def __init__(
-        self,
-        root: Path,
-        split: Name | None = None,
-        extensions: Extensions | None = None,
-        follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
-        split_shares: SplitShares | None = None,
-        split_seed: CountOrZero = 0,
-        stratify: bool = True,
-    ) -> None:
-        super().__init__(Path(root), split, extensions or EXTENSIONS, split_shares, split_seed, stratify, follow_links)
-        self.max_pixels = max_pixels
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its label."""
-        return {"image": Encoded.read(self._checked_path(index), self.max_pixels), "label": self._label(index)}
+        return {"image": Encoded.read(self._checked_path(index)), "label": self._label(index)}
 
 
 Placeholder = Callable[[int, int], Sample]

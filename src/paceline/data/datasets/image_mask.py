@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from paceline.core.arguments import AtLeastOneOf, AtMostOneOf, Count, CountOrZero, KeyOf, Requires, SameLength, Unique
+from paceline.core.arguments import AtLeastOneOf, AtMostOneOf, CountOrZero, KeyOf, Requires, SameLength, Unique
 from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import why_no_file
@@ -24,7 +24,7 @@ from paceline.data.argument_types import ClassNames, Color, Extensions, IdRanges
 from paceline.data.batch import Sample
 from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import FileDataset, NamedFiles, files_below
-from paceline.data.index.index import IndexBuilder, open_index, read_part, split_arguments, write_parts
+from paceline.data.index.index import IndexBuilder, drawn_part, open_index
 from paceline.data.index.list_file import (
     Columns,
     Row,
@@ -33,7 +33,7 @@ from paceline.data.index.list_file import (
     encode_name,
     read_list,
 )
-from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, Encoded, Pixels
+from paceline.data.io.image import EXTENSIONS, Encoded, Pixels
 from paceline.data.io.mask import (
     MASK_EXTENSIONS,
     MAX_ID,
@@ -90,15 +90,13 @@ class ImageMask(FileDataset):
         split_shares: SplitShares | None = None,
         split_seed: CountOrZero = 0,
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
         label_map: Annotated[Mapping[Name, IdRanges], Field(min_length=1)] | None = None,
     ) -> None:
         self.root = root = Path(root)
         self.classes, label_ids = _classes_and_ids(classes, label_map, ignore_index, binary)
         self.ignore_index = ignore_index
-        self.max_pixels = max_pixels
         mapped = label_ids or (None if colors is None else PaintedClasses(colors, ignore_index))
-        self._decode: Callable[[Path, int], Pixels]
+        self._decode: Callable[[Path], Pixels]
         self._decode = decode_gray if binary and mapped is None else partial(decode_ids, mapped=mapped)
         known = {*range(len(self.classes)), *(() if ignore_index is None else (ignore_index,))}
         self._is_known = None if binary else np.isin(np.arange(256), list(known))
@@ -112,17 +110,15 @@ class ImageMask(FileDataset):
             found = pairs.find_all() if self._list is None else pairs.read_list(self._list)
             builder.append_texts("image", [image for image, _ in found])
             builder.append_texts("mask", [mask for _, mask in found])
-            write_parts(builder, len(found), split_shares, split_seed)
 
         arguments = {"folders": [images, masks], "list": list_file, "extensions": extensions and list(extensions)}
-        arguments |= {"follow_links": follow_links} | split_arguments(split_shares, split_seed)
-        self._index = open_index(root, "pairs", arguments, build)
+        self._index = open_index(root, "pairs", arguments | {"follow_links": follow_links}, build)
         self._files, self._masks = (NamedFiles(self._index, name, root, inside) for name in ("image", "mask"))
         self.notes: list[str] = list(self._index.facts["notes"])
         if ignore_index is not None and ignore_index < len(self.classes):
             name = self.classes[ignore_index]
             self.notes.append(f"ignore_index {ignore_index} is the id of {name!r}, which is left out of all metrics")
-        self._part = read_part(self._index, split, split_shares, len(self._files))
+        self._part = drawn_part(len(self._files), split, split_shares, split_seed)
 
     def mask_path(self, index: int) -> Path:
         """The file of the mask of image `index`."""
@@ -145,8 +141,8 @@ class ImageMask(FileDataset):
         """The image, not decoded yet, and its mask, uint8 [H, W]."""
         row = self._part[index]
         try:
-            image = Encoded.read(self._files.checked(row), self.max_pixels)
-            mask = self._decode(self._masks.checked(row), self.max_pixels)
+            image = Encoded.read(self._files.checked(row))
+            mask = self._decode(self._masks.checked(row))
             self._check(index, image, mask)
         except (DataError, OSError, ValueError) as error:
             raise DataError(str(error) if self._list is None else f"{self.place(index)}: {error}") from error

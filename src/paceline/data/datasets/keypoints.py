@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from paceline.core.arguments import Count, CountOrZero, KeyOf, NonNegative
+from paceline.core.arguments import CountOrZero, KeyOf, NonNegative
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import open_regular
 from paceline.data.argument_types import ClassNames, KeypointPairs, Name, SplitShares
 from paceline.data.batch import KeypointNames, Sample
 from paceline.data.datasets.detection import DetectionDataset, at_most, list_names, read_json, read_names, write_objects
-from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
+from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.index.list_file import encode_name
-from paceline.data.io.image import EXTENSIONS, MAX_PIXELS
+from paceline.data.io.image import EXTENSIONS
 
 _LSP = [
     *("right_ankle", "right_knee", "right_hip", "left_hip", "left_knee", "left_ankle", "right_wrist", "right_elbow"),
@@ -87,7 +87,6 @@ class Keypoints(DetectionDataset):
         flip_pairs: KeypointPairs | None = None,
         skeleton: KeypointPairs | None = None,
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
     ) -> None:
         root, path = Path(root), Path(root, file)
         list_name = None if split_shares else split
@@ -100,13 +99,12 @@ class Keypoints(DetectionDataset):
                 np.arange(len(image_names)) if list_name is None else _split_rows(root, list_name, image_names, builder)
             )
             _write(builder, path, found.positions[rows], [image_names[row] for row in rows], margin)
-            write_parts(builder, len(rows), split_shares, split_seed)
 
-        arguments = {"file": file, "images": images, "split": list_name, "margin": margin}
-        arguments |= {"names": [names, flip_pairs, skeleton]} | split_arguments(split_shares, split_seed)
+        arguments: dict[str, Any] = {"file": file, "images": images, "split": list_name, "margin": margin}
+        arguments |= {"names": [names, flip_pairs, skeleton]}
         index = open_index(root, "keypoints", arguments, build)
         inside = None if follow_links else root
-        super().__init__(index, root / images, inside, max_pixels, path, split, split_shares)
+        super().__init__(index, root / images, inside, path, split, split_shares, split_seed)
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"])
 
     def open(self, index: int) -> Sample:

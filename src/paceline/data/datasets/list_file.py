@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.arguments import AtMostOneOf, Count, CountOrZero, KeyOf, Requires
+from paceline.core.arguments import AtMostOneOf, CountOrZero, KeyOf, Requires
 from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import why_no_file
@@ -24,12 +24,10 @@ from paceline.data.index.folders import FileDataset, NamedFiles, hint_on_missing
 from paceline.data.index.index import (
     IndexBuilder,
     append_split_words,
+    drawn_part,
     open_index,
     read_fold,
-    read_part,
     read_split_column,
-    split_arguments,
-    write_parts,
 )
 from paceline.data.index.list_file import (
     Columns,
@@ -40,7 +38,7 @@ from paceline.data.index.list_file import (
     encode_name,
     read_list,
 )
-from paceline.data.io.image import MAX_PIXELS, Encoded
+from paceline.data.io.image import Encoded
 
 LIST_CHECKS = [
     KeyOf("split", "split_shares"),
@@ -82,7 +80,6 @@ class ListFile(FileDataset):
         split_shares: SplitShares | None = None,
         split_seed: CountOrZero = 0,
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
         delimiter: Delimiter | None = None,
         label_from: Literal["column", "folder"] = "column",
         first_label: CountOrZero = 0,
@@ -92,7 +89,7 @@ class ListFile(FileDataset):
         stratify: bool = True,
     ) -> None:
         _check_arguments(label_from, {"label": label, "label_separator": label_separator}, fold, split)
-        self.file, self.max_pixels = Path(root or "", file), max_pixels
+        self.file = Path(root or "", file)
         self.root = Path(root) if root is not None else self.file.parent
         if not self.file.is_file():
             where = "; with `root`, `file` is looked for in it" if root is not None else ""
@@ -108,12 +105,10 @@ class ListFile(FileDataset):
             rows = read_list(self.file, columns, builder.facts["notes"], format, delimiter)
             encoder = LabelEncoder(self.file, None if by_folder else first_label)
             rows = _with_folders(self.file, rows) if by_folder else rows
-            size, labels = _write(builder, encoder, rows, label_separator, classes)
-            write_parts(builder, size, split_shares, split_seed, labels if stratify else None)
+            _write(builder, encoder, rows, label_separator, classes)
 
         arguments: dict[str, Any] = {"file": self.file.name, "columns": columns, "classes": classes and list(classes)}
         arguments |= {"format": [format, delimiter, label_separator, first_label]}
-        arguments |= split_arguments(split_shares, split_seed, stratify)
         self._index = open_index(self.file.parent, "list", arguments, build)
         self.classes: list[str] = self._index.facts["classes"]
         self._files = NamedFiles(self._index, "file", self.root, None if follow_links else self.root)
@@ -123,7 +118,9 @@ class ListFile(FileDataset):
         elif split_column is not None:
             self._part = read_split_column(self._index, self.file, split, split_column)
         else:
-            self._part = read_part(self._index, split, split_shares, len(self._files))
+            is_by_class = stratify and "label" in self._index
+            labels = self._index["meaning"][self._index["label"]] if is_by_class else None
+            self._part = drawn_part(len(self._files), split, split_shares, split_seed, labels)
 
     def place(self, index: int) -> str:
         """The list, and the line of it that names sample `index`."""
@@ -158,7 +155,7 @@ class ListFile(FileDataset):
 
     def open(self, index: int) -> Sample:
         """The image, not decoded yet, and its label if the list has labels."""
-        return {"image": self._load(index, lambda path: Encoded.read(path, self.max_pixels))} | self._label(index)
+        return {"image": self._load(index, Encoded.read)} | self._label(index)
 
     def _load(self, index: int, load: Callable[[Path], Any]) -> Any:
         """What `load` gives for a file; an error names its line."""
@@ -197,9 +194,9 @@ def _write(
     rows: Iterator[Row],
     separator: str | None,
     classes: Sequence[str] | None,
-) -> tuple[int, NDArray[np.int32] | None]:
-    """Write the arrays of an index, a few lines at a time; how many lines there are, and the class of each if one."""
-    file, size, single = encoder.path, 0, list[NDArray[np.int32]]()
+) -> None:
+    """Write the arrays of an index, a few lines at a time."""
+    file, size = encoder.path, 0
     first = next(rows, None)
     if first is None:
         raise DataError(f"{file}: the list has no samples; expected a line for each")
@@ -213,8 +210,7 @@ def _write(
             builder.append_rows("labels", [len(each) for each in labels], np.array(numbers, np.int32))
         elif first.label is not None:
             numbers = [encoder.number(_text(file, row.line, row.label), row.line) for row in chunk]
-            single.append(np.array(numbers, np.int32))
-            builder.append("label", single[-1])
+            builder.append("label", np.array(numbers, np.int32))
         if first.part is not None:
             append_split_words(builder, file, [row.part for row in chunk])
         builder.append("line", np.array([row.line for row in chunk]))
@@ -223,9 +219,6 @@ def _write(
     if first.label is not None:
         builder.facts["classes"], meaning = encoder.classes(classes, size)
         builder.append("meaning", meaning)
-        if single:
-            return size, meaning[np.concatenate(single)]
-    return size, None
 
 
 def _with_folders(file: Path, rows: Iterator[Row]) -> Iterator[Row]:
@@ -256,7 +249,6 @@ def _text(file: Path, line: int, label: Any) -> str:
 
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_MAX_CLASSES = 1 << 20
 _MANY = 100_000  # classes that hardly any list has
 
 
@@ -284,10 +276,6 @@ class LabelEncoder:
             advice = "save the list as UTF-8; it may be Latin-1 now (`iconv -f LATIN1 -t UTF-8`)"
             raise DataError(f"{at_line(self.path, line)}: the label {found!r} is not UTF-8; {advice}")
         if label not in self._numbers:
-            if len(self._lines) == _MAX_CLASSES:
-                raise DataError(
-                    f"{self.path}: more than {_MAX_CLASSES:,} different labels; name another `label` column"
-                )
             self._numbers[label] = len(self._lines)
             self._lines.append(line)
         return self._numbers[label]
@@ -315,7 +303,7 @@ class LabelEncoder:
     ) -> tuple[list[str], NDArray[np.int32]]:
         numbers = {int(label): label for label in self._numbers}
         least, largest = min(numbers), max(numbers)
-        most = min(_MAX_CLASSES, max(_MANY, 10 * num_samples)) if given is None else len(given)
+        most = max(_MANY, 10 * num_samples) if given is None else len(given)
         outside = next((number for number in (least, largest) if not 0 <= number - first < most), None)
         if outside is not None:
             samples = pluralize(num_samples, "sample")

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from paceline.core.arguments import Count, CountOrZero, KeyOf, Positive
+from paceline.core.arguments import CountOrZero, KeyOf
 from paceline.core.errors import DataError
 from paceline.core.registry import register
-from paceline.data.argument_types import ClassNames, Column, Delimiter, Extensions, Name
+from paceline.data.argument_types import ClassNames, Column, Delimiter, Name, SplitShares
 from paceline.data.batch import Sample
 from paceline.data.datasets.image_folder import ClassFolders
 from paceline.data.datasets.list_file import LIST_CHECKS, ListFile
 from paceline.data.index.list_file import Format
-from paceline.data.io.video import EXTENSIONS, MAX_FRAMES, MAX_PIXELS, EncodedVideo
-
-Ratios = Annotated[Mapping[Name, Positive], Field(min_length=1)]
-"""Shares of any sum."""
+from paceline.data.io.video import EXTENSIONS, EncodedVideo
 
 
 @register.dataset("video_folder", checks=[KeyOf("split", "split_shares")])
@@ -32,26 +26,11 @@ class VideoFolder(ClassFolders):
 
     reads_videos = True
     kind, example = "video", "video.mp4"
-
-    def __init__(
-        self,
-        root: Path,
-        split: Name | None = None,
-        extensions: Extensions | None = None,
-        split_shares: Ratios | None = None,
-        split_seed: CountOrZero = 0,
-        follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
-        max_frames: Count = MAX_FRAMES,
-        stratify: bool = True,
-    ) -> None:
-        super().__init__(Path(root), split, extensions or EXTENSIONS, split_shares, split_seed, stratify, follow_links)
-        self.max_pixels, self.max_frames = max_pixels, max_frames
+    usual_extensions = EXTENSIONS
 
     def open(self, index: int) -> Sample:
         """The video, not decoded, and its label."""
-        video = EncodedVideo(self._checked_path(index), self.max_pixels, self.max_frames)
-        return {"image": video, "label": self._label(index)}
+        return {"image": EncodedVideo(self._checked_path(index)), "label": self._label(index)}
 
 
 @register.dataset("video_list", checks=LIST_CHECKS)
@@ -78,11 +57,9 @@ class VideoList(ListFile):
         split: Name | None = None,
         fold: CountOrZero | None = None,
         fold_column: Column = 3,
-        split_shares: Ratios | None = None,
+        split_shares: SplitShares | None = None,
         split_seed: CountOrZero = 0,
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
-        max_frames: Count = MAX_FRAMES,
         delimiter: Delimiter | None = None,
         label_from: Literal["column", "folder"] = "column",
         first_label: CountOrZero = 0,
@@ -92,10 +69,7 @@ class VideoList(ListFile):
         columns = video, label, label_separator
         labels, parts = (delimiter, label_from, first_label), (split, split_shares, split_seed)
         part_columns = split_column, fold, fold_column
-        super().__init__(
-            file, root, format, *columns, classes, *parts, follow_links, max_pixels, *labels, *part_columns, stratify
-        )
-        self.max_frames = max_frames
+        super().__init__(file, root, format, *columns, classes, *parts, follow_links, *labels, *part_columns, stratify)
 
     def open(self, index: int) -> Sample:
         """The video, not decoded, and its label if the list has labels."""
@@ -104,4 +78,4 @@ class VideoList(ListFile):
     def _open_video(self, path: Path) -> EncodedVideo:
         if not path.exists():
             raise DataError(f"{path}: no such file")
-        return EncodedVideo(path, self.max_pixels, self.max_frames)
+        return EncodedVideo(path)

@@ -6,10 +6,10 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, ParseError, fromstring
 
-from paceline.core.arguments import Count, CountOrZero, KeyOf
+from paceline.core.arguments import CountOrZero, KeyOf
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import first_file
@@ -27,8 +27,8 @@ from paceline.data.datasets.detection import (
     write_boxes,
 )
 from paceline.data.fingerprint import DataDigest
-from paceline.data.index.index import IndexBuilder, open_index, split_arguments, write_parts
-from paceline.data.io.image import EXTENSIONS, MAX_PIXELS, read_bytes
+from paceline.data.index.index import IndexBuilder, open_index
+from paceline.data.io.image import EXTENSIONS, read_bytes
 
 MAX_BYTES = 1 << 24
 """Bytes of the largest annotation that is read: tens of thousands of objects."""
@@ -55,7 +55,6 @@ class Voc(DetectionDataset):
         classes: ClassNames | None = None,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
         images: Name = "JPEGImages",
         annotations: Name = "Annotations",
         image_sets: Name = "ImageSets/Main",
@@ -70,13 +69,12 @@ class Voc(DetectionDataset):
             files = _image_names(root / images, names, builder)
             builder.append_texts("file", [os.fsencode(name) for name in files])
             write_boxes(builder, objects, read_sizes([root / images / file for file in files], builder), bad_boxes)
-            write_parts(builder, len(names), split_shares, split_seed)
 
-        arguments = {"folders": [images, annotations, image_sets], "split": list_name, "bad_boxes": bad_boxes}
-        arguments |= {"classes": classes and list(classes)} | split_arguments(split_shares, split_seed)
+        arguments: dict[str, Any] = {"folders": [images, annotations, image_sets], "split": list_name}
+        arguments |= {"bad_boxes": bad_boxes, "classes": classes and list(classes)}
         index = open_index(root, "voc", arguments, build)
         inside = None if follow_links else root
-        super().__init__(index, root / images, inside, max_pixels, folder, split, split_shares)
+        super().__init__(index, root / images, inside, folder, split, split_shares, split_seed)
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the images to a fingerprint, and the content of the annotations."""

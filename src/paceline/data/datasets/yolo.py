@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 from pydantic import Field
 
-from paceline.core.arguments import Count, CountOrZero
+from paceline.core.arguments import CountOrZero
 from paceline.core.errors import ArgumentError, DataError
 from paceline.core.registry import register
 from paceline.core.regular_file import open_regular, why_no_file
@@ -23,7 +23,7 @@ from paceline.data.datasets.detection import BadBoxes, BoxObject, DetectionDatas
 from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import files_below
 from paceline.data.index.index import IndexBuilder, open_index
-from paceline.data.io.image import EXTENSIONS, MAX_PIXELS
+from paceline.data.io.image import EXTENSIONS
 
 _UNIT = 1000  # boxes are checked in an image of this size, and kept as shares of it
 _EXPECTED = "expected a class and the shares x, y, width, height of a box, or x, y of three points or more"
@@ -56,7 +56,6 @@ class Yolo(DetectionDataset):
         root: Path | None = None,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
-        max_pixels: Count = MAX_PIXELS,
         labels: Name | None = None,
         kpt_shape: KeypointShape | None = None,
     ) -> None:
@@ -85,7 +84,7 @@ class Yolo(DetectionDataset):
         arguments = {"file": self.file.name, "split": split, "bad_boxes": bad_boxes, "links": follow_links}
         arguments |= {"labels": labels, "kpt_shape": kpt_shape and list(kpt_shape)}
         index = open_index(base, "yolo", arguments, build)
-        super().__init__(index, base, inside, max_pixels, self.file)
+        super().__init__(index, base, inside, self.file)
 
     def update_digest(self, digest: DataDigest) -> None:
         """Add the names and sizes of the images to a fingerprint, and what is known of their objects."""

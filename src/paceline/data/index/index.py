@@ -1,19 +1,19 @@
 """Indexes: what a data set found in its folders, lists and annotations, built once and shared by all processes.
 
-They are kept in the user's cache folder as long as they are used, and never beside the data: other programs take every
-folder beside images for a class, and an index that came with the data could name any file of this machine.
+They are kept in the user's cache folder, and never beside the data: other programs take every folder beside images for
+a class, and an index that came with the data could name any file of this machine.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import fsum
 from pathlib import Path
@@ -23,21 +23,18 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.cache_folder import cache_folders, make_private
+from paceline.core.atomic_write import replace_file
+from paceline.core.cache_folder import cache_folder
 from paceline.core.errors import DamagedFileError, DataError
-from paceline.core.file_lock import is_at, lock_file
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first
 from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.data.rng import derive
 from paceline.data.sampler import Permutation
 
-KEPT_SECONDS = 90 * 86_400
-"""How long an index is kept that nobody uses."""
-_VERSION = 8  # of what data sets write into their indexes
+_VERSION = 10  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
-_TICK, _COARSE_TICK = 20_000_000, 2_000_000_000  # nanoseconds within which two changes may have one time
-_SECOND = 1_000_000_000
+_TICK = 2_000_000_000  # nanoseconds within which two changes may have one time
 _UNREAD = -1  # instead of a checksum
 _BLOCK = 1 << 20
 
@@ -49,7 +46,7 @@ class IndexBuilder(ArrayWriter):
         super().__init__()
         self._base = folder
         self._watched: list[tuple[bytes, int, int, int]] = []
-        self.facts |= {"notes": [], "began": time.time_ns()}
+        self.facts["notes"] = []
 
     def note(self, text: str) -> None:
         """Add something odd to the data set's notes."""
@@ -75,65 +72,38 @@ def open_index(
 ) -> MappedArrays:
     """The index of the data in `folder` that `build` makes for these arguments, or a cached one that is still valid.
 
-    One process builds while others wait for it. `arguments` are what JSON can hold.
+    `arguments` are what JSON can hold. Processes that build at the same time write the same bytes.
     """
-    asked = time.time_ns()
-    name = f"index-{kind}-{_digest([_VERSION, kind, dict(arguments)])}-{_digest([os.path.realpath(folder)])}"
-    caches = list(cache_folders())
+    cache = cache_folder()
+    path = cache / f"index-{kind}-{_digest([_VERSION, kind, dict(arguments)])}-{_digest([os.path.realpath(folder)])}"
     try:
-        for cache in caches:
-            path = cache / name
-            found = _find(path, folder, asked) or _build(path, folder, asked, build)
-            if found is not None:
-                return found
+        return _find(path, folder) or _build(path, folder, build)
     except OSError as error:
         raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror})") from error
-    tried = " nor ".join(map(str, caches))
-    raise DataError(
-        f"{folder}: no place for its index: cannot write to {tried}; set PACELINE_CACHE to a folder of yours"
-    )
-
-
-def clear_cache() -> tuple[int, int]:
-    """Remove all indexes; how many there were, and their bytes. Who has one open can go on reading it."""
-    count = size = 0
-    for path in [path for cache in cache_folders() for path in cache.glob("index-*")]:
-        with suppress(OSError):
-            size += path.stat().st_size
-            path.unlink()
-            count += 1
-    return count, size
 
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _find(path: Path, folder: Path, asked: int) -> MappedArrays | None:
-    """The index in a file, if this user wrote it, it is whole, and what it was made of has not changed."""
+def _find(path: Path, folder: Path) -> MappedArrays | None:
+    """The index in a file, if it is whole, and what it was made of has not changed."""
     try:
         index = MappedArrays(path)
-        is_ours = path.stat().st_uid == os.getuid() and index.facts.get("name") == path.name
-        if not is_ours or not _is_valid(index, folder, asked):
-            return None
+        return index if index.facts.get("name") == path.name and _is_valid(index, folder) else None
     except (OSError, DamagedFileError, LookupError, ValueError):
         return None
-    with suppress(OSError):
-        os.utime(path)  # it is used
-    return index
 
 
-def _is_valid(index: MappedArrays, folder: Path, asked: int) -> bool:
-    began = int(index.facts["began"])
+def _is_valid(index: MappedArrays, folder: Path) -> bool:
+    began = index.path.stat().st_mtime_ns
     for name, (size, changed, content) in zip(
         index.rows("watched").texts(), index["watched.state"].tolist(), strict=True
     ):
         path = folder / os.fsdecode(name)
         if _state(path) != (size, changed) or (content != _UNREAD and _checksum(path) != content):
             return False
-        # Changed so shortly before it was looked into that a later change may have the same time.
-        tick = _COARSE_TICK if changed % _SECOND == 0 else _TICK
-        if abs(began - changed) <= tick and began < asked:
+        if abs(began - changed) <= _TICK:  # a later change may have the same time
             return False
     return True
 
@@ -152,53 +122,26 @@ def _checksum(path: Path) -> int:
     return checksum
 
 
-def _build(path: Path, folder: Path, asked: int, build: Callable[[IndexBuilder], None]) -> MappedArrays | None:
-    """The index, written to `path`; None if that is no place for it. What `build` raises is raised."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        make_private(path.parent)
-        with _message_after_patience(f"waiting for another process to index {folder}"):
-            file = os.fdopen(lock_file(partial), "r+b")
-    except OSError:  # no permission, no space, or a file system without locks
-        return None
-    with file:
-        try:
-            found = _find(path, folder, asked)  # by the process that was waited for
-            if found is not None:
-                return found
-            with _message_after_patience(f"indexing {folder}; this is done once and kept in {path}"):
-                builder = IndexBuilder(folder)
-                build(builder)
-            builder.facts["name"] = path.name
-            with suppress(OSError):
-                builder.write(file)
-                partial.replace(path)
-                _remove_unused(path.parent)
-                return MappedArrays(path)
-            return None
-        finally:
-            if is_at(file.fileno(), partial):
-                partial.unlink()
-
-
-@contextmanager
-def _message_after_patience(text: str) -> Iterator[None]:
-    """Print what goes on if it takes long."""
+def _build(path: Path, folder: Path, build: Callable[[IndexBuilder], None]) -> MappedArrays:
+    """The index, written to `path`, whose time is that at which building began. What `build` raises is raised."""
+    builder, began, content = IndexBuilder(folder), time.time_ns(), io.BytesIO()
+    text = f"indexing {folder}; this is done once and kept in {path}"
     timer = Timer(_PATIENCE, lambda: print(text, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
     try:
-        yield
+        build(builder)
     finally:
         timer.cancel()
-
-
-def _remove_unused(cache: Path) -> None:
-    """Remove the indexes, and what a killed process has left of one, that nobody has used for long."""
-    for path in cache.glob("index-*"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > KEPT_SECONDS:
-                path.unlink()
+    builder.facts["name"] = path.name
+    builder.write(content)
+    try:
+        replace_file(path, content.getvalue(), is_durable=False)
+        os.utime(path, ns=(began, began))
+        return MappedArrays(path)
+    except OSError as error:
+        advice = "make room, or set PACELINE_CACHE to a folder of yours"
+        raise DataError(f"{folder}: its index cannot be written to {path} ({error.strerror}); {advice}") from error
 
 
 Part = range | NDArray[Any]
@@ -252,33 +195,22 @@ def _rounded(
     return whole
 
 
-def write_parts(
-    writer: ArrayWriter,
+def drawn_part(
     size: int,
+    split: str | None,
     shares: Mapping[str, float] | None,
     seed: int,
     labels: NDArray[np.integer[Any]] | None = None,
-) -> None:
-    """Draw the splits, if there are shares, into an index; by class if the class of each row is given."""
-    for name, members in draw_parts(size, shares, seed, labels).items() if shares and size else ():
-        writer.append(f"part.{name}", members)
-
-
-def read_part(index: MappedArrays, split: str | None, shares: Mapping[str, float] | None, size: int) -> Part:
-    """The rows of a split that `write_parts` drew; all of them without shares."""
+) -> Part:
+    """The rows of a split that `draw_parts` gives; all of them without shares."""
     if not shares or not size:
         return range(size)
     if split is None or split not in shares:
         raise DataError(f"the split {split!r} is none of split_shares, which are {', '.join(shares)}")
-    members = index[f"part.{split}"]
+    members = draw_parts(size, shares, seed, labels)[split]
     if not len(members):
         raise DataError(f"the split {split} has no samples: its share is {shares[split]:g} of {size:,}; give it more")
     return members
-
-
-def split_arguments(shares: Mapping[str, float] | None, seed: int, stratify: bool = False) -> dict[str, Any]:
-    """What of an index depends on how it is split; nothing without shares."""
-    return {"split_shares": dict(shares), "split_seed": seed, "stratify": stratify} if shares else {}
 
 
 def append_split_words(writer: ArrayWriter, file: Path, words: Sequence[Any]) -> None:

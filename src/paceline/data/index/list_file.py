@@ -18,8 +18,8 @@ from paceline.core.text import join_first, pluralize
 from paceline.data.argument_types import Column
 
 Format = Literal["csv", "tsv", "json", "jsonl", "txt"]
-Line = tuple[int, list[str]]
-Entry = tuple[int, Any]
+Line = tuple[int, list[Any]]
+"""The number of a line, or of an item of a JSON file, and its cells: text, in JSON any value, or None if missing."""
 
 _FORMATS: dict[str, Format] = {
     ".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt", ".lst": "txt",
@@ -82,12 +82,12 @@ def read_list(
                     f" `iconv -f UTF-16 -t UTF-8 {path.name} > new{path.suffix}`"
                 )
             file.seek(0)
-            if chosen in ("json", "jsonl"):
-                entries = _entries(path, file, chosen == "json" and head.lstrip().startswith("["))
-                yield from _json_rows(path, columns, notes, entries)
+            is_json = chosen in ("json", "jsonl")
+            if is_json:
+                lines = _json_lines(path, file, chosen == "json" and head.lstrip().startswith("["))
             else:
                 lines = table_lines(path, file, chosen, delimiter or sniff_delimiter(head, chosen))
-                yield from _table_rows(path, columns, notes, lines)
+            yield from _rows(path, columns, notes, lines, is_json)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -132,48 +132,59 @@ def table_lines(path: Path, file: IO[str], form: Format, delimiter: str | None) 
         raise DataError(f"{at_line(path, number)}: not {form.upper()} ({error})") from error
 
 
-def _table_rows(path: Path, columns: Columns, notes: list[str], lines: Iterator[Line]) -> Iterator[Row]:
+def _rows(path: Path, columns: Columns, notes: list[str], lines: Iterator[Line], is_json: bool) -> Iterator[Row]:
     first = next(lines, None)
     if first is None:
         raise DataError(f"{path}: the list is empty; expected a line for each {columns.name_key}")
-    places = _Places(path, columns, first[1], notes)
+    places = _Places(path, columns, first[1], notes, is_json)
     needed = max(places.label or 0, places.part or 0, *places.names)
     for line, cells in lines if places.has_header else chain([first], lines):
         if needed >= len(cells):
             found = f"{at_line(path, line)}: {pluralize(len(cells), 'column')}, expected at least {needed + 1}"
             advice = delimiter_hint(cells, columns.has_keys) or "if names hold spaces, the list has to be .csv"
             raise DataError(f"{found}; {advice}")
-        name = places.name(line, cells)
-        if not name:
-            raise DataError(f"{at_line(path, line)}: column {places.names[0]} is empty, expected the name of a file")
-        label = None if places.label is None else cells[places.label]
-        yield Row(line, name, label, None if places.part is None else cells[places.part])
+        label, part = (None if place is None else cells[place] for place in (places.label, places.part))
+        for place, value in ((places.label, label), (places.part, part)):
+            if place is not None and value is None:
+                raise DataError(f"{at_line(path, line)}: has no {places.called(place)!r}, which all need")
+        yield Row(line, places.name(line, cells), label, part)
 
 
 class _Places:
     """Where the columns of a table are: by its header, if its first line is one, or by number.
 
-    It is one if it has words that are asked for, or the usual ones and neither a number nor the name of a file.
+    It is one if it has words that are asked for, or the usual ones and neither a number nor the name of a file. Of JSON
+    it is the keys of the first object.
     """
 
-    def __init__(self, path: Path, columns: Columns, first: Sequence[str], notes: list[str]) -> None:
-        self._path, self._columns = path, columns
+    def __init__(self, path: Path, columns: Columns, first: Sequence[str], notes: list[str], is_json: bool) -> None:
+        self._path, self._columns, self._first = path, columns, "first object" if is_json else "first line"
         self._cells = [cell.strip() for cell in first]
         self._pattern = NamePattern(path, columns.pattern) if columns.pattern else None
         asked: Sequence[Column | None] = self._pattern.columns if self._pattern else [columns.name]
+        if is_json and any(isinstance(each, int) for each in (columns.name, columns.label, columns.part)):
+            raise DataError(f"{path}: columns of JSON have names, not numbers")
         usual = {columns.name_key, columns.label_key}
-        self.has_header = any(each in self._cells for each in (*asked, columns.label, columns.part)) or (
-            any(cell.lower() in usual for cell in self._cells) and not any(map(_is_value, self._cells))
-        )
+        has_asked = any(each in self._cells for each in (*asked, columns.label, columns.part))
+        has_usual = any(cell.lower() in usual for cell in self._cells) and not any(map(_is_value, self._cells))
+        self.has_header = is_json or has_asked or has_usual
         self.names = [self._find(each, columns.name_key) for each in asked]
         self.part = None if columns.part is None else self._find(columns.part, columns.part_key)
         self.label = self._find_label(notes) if columns.label_key else None
 
-    def name(self, line: int, cells: Sequence[str]) -> str:
+    def name(self, line: int, cells: Sequence[Any]) -> str:
         """The name of a file."""
         if self._pattern is not None:
             return self._pattern.name(line, [cells[place] for place in self.names])
-        return cells[self.names[0]].strip()
+        cell = cells[self.names[0]]
+        if not isinstance(cell, str) or not cell.strip():
+            found = f"column {self.called(self.names[0])!r} is {cell!r:.60}"
+            raise DataError(f"{at_line(self._path, line)}: {found}, expected the name of a file")
+        return cell.strip()
+
+    def called(self, place: int) -> Column:
+        """A column by its name, if it has one, or by its number."""
+        return self._cells[place] if self.has_header else place
 
     def _find(self, column: Column | None, key: str) -> int:
         place = self._place(column, key, 0)
@@ -181,7 +192,7 @@ class _Places:
             names = join_first(self._cells, _MAX_NAMES)
             wanted = column or key
             raise DataError(
-                f"{self._path}: no column {wanted!r} in its first line, which has {names}; {self._advice(key)}"
+                f"{self._path}: no column {wanted!r} in its {self._first}, which has {names}; {self._advice(key)}"
             )
         return place
 
@@ -193,7 +204,7 @@ class _Places:
             return place
         if len(self._cells) > 1 or column is not None:
             cure = f"give its column as `{key}`" if self._columns.has_keys else f"call its column {key!r}"
-            found = f"no column {key if column is None else column!r} in the first line"
+            found = f"no column {key if column is None else column!r} in the {self._first}"
             notes.append(f"{found}, which has {join_first(self._cells, _MAX_NAMES)}; {cure}")
         return None
 
@@ -237,7 +248,20 @@ def delimiter_hint(cells: Sequence[str], has_keys: bool = True) -> str:
 # --- JSON ---------------------------------------------------------------------------------------------------
 
 
-def _entries(path: Path, file: IO[str], is_array: bool) -> Iterator[Entry]:
+def _json_lines(path: Path, file: IO[str], is_array: bool) -> Iterator[Line]:
+    """The keys of the first object, then the values that each object has under these keys."""
+    keys: list[str] = []
+    for line, entry in _entries(path, file, is_array):
+        if not isinstance(entry, dict):
+            hint = "; a file with an array of objects is .json" if isinstance(entry, list) else ""
+            raise DataError(f"{at_line(path, line)}: expected an object, got {json.dumps(entry)[:40]}{hint}")
+        if not keys:
+            keys = list(entry)
+            yield line, keys
+        yield line, [entry.get(key) for key in keys]
+
+
+def _entries(path: Path, file: IO[str], is_array: bool) -> Iterator[tuple[int, Any]]:
     """The items of an array, or of lines of JSON, with their numbers."""
     if is_array:
         try:
@@ -254,41 +278,6 @@ def _entries(path: Path, file: IO[str], is_array: bool) -> Iterator[Entry]:
             why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
             advice = "; expected an array of objects" if path.suffix.lower() == ".json" else ""
             raise DataError(f"{at_line(path, number)}: not JSON ({why}){advice}") from error
-
-
-def _json_rows(path: Path, columns: Columns, notes: list[str], entries: Iterator[Entry]) -> Iterator[Row]:
-    if any(isinstance(each, int) for each in (columns.name, columns.label, columns.part)):
-        raise DataError(f"{path}: columns of JSON have names, not numbers")
-    pattern = None if columns.pattern is None else NamePattern(path, columns.pattern)
-    name_key, label_key = str(columns.name or columns.name_key), str(columns.label or columns.label_key)
-    has_label = None
-    for line, entry in entries:
-        if not isinstance(entry, dict):
-            hint = "; a file with an array of objects is .json" if isinstance(entry, list) else ""
-            raise DataError(f"{at_line(path, line)}: expected an object, got {json.dumps(entry)[:40]}{hint}")
-        name = entry.get(name_key) if pattern is None else pattern.name_of(line, entry)
-        if not isinstance(name, str) or not name:
-            raise _entry_error(path, line, f"{name_key!r} is {name!r:.60}, expected a file name", columns, entry)
-        label, part = entry.get(label_key), entry.get(str(columns.part))
-        if has_label is None:
-            has_label = label is not None
-            if columns.label and not has_label:
-                notes.append(
-                    f"no {label_key!r} in the first object, whose keys are {join_first(list(entry), _MAX_NAMES)}"
-                )
-        if has_label != (label is not None):
-            found = f"has {'no' if has_label else 'a'} {label_key!r}, unlike those before"
-            raise _entry_error(path, line, found, columns, entry)
-        if columns.part is not None and part is None:
-            raise _entry_error(path, line, f"has no {columns.part!r}, which is `{columns.part_key}`", columns, entry)
-        yield Row(line, name, label, part)
-
-
-def _entry_error(path: Path, line: int, what: str, columns: Columns, entry: dict[str, Any]) -> DataError:
-    advice = f"give them as `{columns.name_key}` and `{columns.label_key}`"
-    if not columns.has_keys:
-        advice = f"call them {columns.name_key!r} and {columns.label_key!r}"
-    return DataError(f"{at_line(path, line)}: {what}; its keys are {join_first(list(entry), _MAX_NAMES)}; {advice}")
 
 
 # --- names of several columns -------------------------------------------------------------------------------
@@ -309,15 +298,11 @@ class NamePattern:
         if any(brace in text for text in self._texts for brace in "{}"):
             raise DataError(f"{path}: {pattern!r} is no pattern; expected one such as '{{id}}_{{start:06}}.mp4'")
 
-    def name(self, line: int, cells: Sequence[str]) -> str:
+    def name(self, line: int, cells: Sequence[Any]) -> str:
         """The name that the cells of `columns` make, in their order."""
-        fields = zip(self.columns, self._digits, cells, strict=True)
+        fields = zip(self.columns, self._digits, ["" if cell is None else str(cell) for cell in cells], strict=True)
         filled = [self._filled(line, column, digits, cell.strip()) for column, digits, cell in fields]
         return "".join(text + field for text, field in zip(self._texts, [*filled, ""], strict=True))
-
-    def name_of(self, line: int, entry: dict[str, Any]) -> str:
-        """The name that the values of a JSON object make."""
-        return self.name(line, ["" if (value := entry.get(str(key))) is None else str(value) for key in self.columns])
 
     def _filled(self, line: int, column: Column, digits: str | None, cell: str) -> str:
         whole = _WHOLE.fullmatch(cell)

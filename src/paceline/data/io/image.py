@@ -25,11 +25,11 @@ Pixels = NDArray[np.uint8]
 
 FORMATS = ("PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 """What Pillow may be asked to read, besides JPEG; the content decides, not the file's name."""
-MAX_PIXELS = 100_000_000
-"""Pixels of the largest image that is decoded unless more are allowed: 10,000 × 10,000."""
+MAX_PIXELS = 178_956_970
+"""Pixels of the largest image that is decoded: as many as Pillow decodes."""
 MAX_BYTES = 1 << 29
 """Bytes of the largest file that is read."""
-_MAX_SCANNED = 20 * MAX_PIXELS  # a JPEG file may pass over its pixels many times: ten or so are usual
+_MAX_SCANNED = 2_000_000_000  # pixels: a JPEG file may pass over its pixels many times: ten or so are usual
 _SCAN_BYTES = 10  # of the shortest scan of a JPEG file
 _BAND = 1 << 22  # pixels that are converted at a time
 DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
@@ -57,14 +57,14 @@ Header = tuple[int, int, int, bool]
 
 
 @contextmanager
-def _naming(path: Path, max_pixels: int) -> Iterator[None]:
+def _naming(path: Path) -> Iterator[None]:
     """Turn what decoders raise into a DataError that names the file."""
     try:
         yield
     except UnidentifiedImageError as error:
         raise DamagedFileError(f"{path}: not an image that can be read ({', '.join(('JPEG', *FORMATS))})") from error
     except Image.DecompressionBombError as error:
-        raise DataError(f"{path}: more than {max_pixels:,} pixels; raise max_pixels if that is right") from error
+        raise DataError(f"{path}: more than {MAX_PIXELS:,} pixels; cut it into tiles") from error
     except DataError as error:  # of a sound image of a kind that is not taken
         raise DataError(f"{path}: {error}") from error
     except DAMAGE as error:
@@ -94,19 +94,19 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
-def _check_size(height: int, width: int, max_pixels: int) -> None:
-    if height * width > max_pixels:
-        raise DataError(f"{width}×{height} is more than {max_pixels:,} pixels")
+def _check_size(height: int, width: int) -> None:
+    if height * width > MAX_PIXELS:
+        raise DataError(f"{width}×{height} is more than {MAX_PIXELS:,} pixels; cut it into tiles")
 
 
-def _jpeg_header(data: bytes, max_pixels: int) -> Header:
+def _jpeg_header(data: bytes) -> Header:
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
         if "subsampling" not in str(error):
             raise
-        return _other_header(data, max_pixels)  # rare, but valid for other decoders
-    _check_size(height, width, max_pixels)
+        return _other_header(data)  # rare, but valid for other decoders
+    _check_size(height, width)
     # Counting takes a twentieth of the time of decoding; a file this short cannot hold too many.
     scans = data.count(b"\xff\xda") if len(data) // _SCAN_BYTES * height * width > _MAX_SCANNED else 1
     if scans * height * width > _MAX_SCANNED:
@@ -148,8 +148,8 @@ def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
     return image if image.format == "TIFF" or orientation == 1 else image.transpose(_TURNS[orientation])
 
 
-def _other_header(data: bytes, max_pixels: int) -> Header:
-    with _opened(data, max_pixels) as opened:
+def _other_header(data: bytes) -> Header:
+    with _opened(data) as opened:
         tags = getattr(opened, "tag_v2", {})  # of a TIFF file, whose size Pillow has upright already, or has not
         height, width = int(tags.get(_HEIGHT, opened.height)), int(tags.get(_WIDTH, opened.width))
         found = tags.get(_ORIENTATION) if tags else _exif_orientation(opened, data)
@@ -157,12 +157,12 @@ def _other_header(data: bytes, max_pixels: int) -> Header:
         return (height, width, orientation, False) if orientation < 5 else (width, height, orientation, False)
 
 
-def _opened(data: bytes, max_pixels: int) -> Image.Image:
+def _opened(data: bytes) -> Image.Image:
     """The image with nothing but its header read, if it is not too large."""
     opened = Image.open(io.BytesIO(data), formats=("JPEG",) if data.startswith(JPEG) else FORMATS)
-    _check_size(opened.height, opened.width, max_pixels)
+    _check_size(opened.height, opened.width)
     tags = getattr(opened, "tag_v2", {})
-    _check_size(int(tags.get(_TILE_HEIGHT, 0)), int(tags.get(_TILE_WIDTH, 0)), max_pixels)
+    _check_size(int(tags.get(_TILE_HEIGHT, 0)), int(tags.get(_TILE_WIDTH, 0)))
     return opened
 
 
@@ -203,7 +203,6 @@ class Encoded:
 
     path: Path
     data: bytes
-    max_pixels: int
     height: int
     """Of the whole image, upright, in pixels; so is the width."""
     width: int
@@ -211,17 +210,17 @@ class Encoded:
     by_simplejpeg: bool
 
     @classmethod
-    def read(cls, path: Path, max_pixels: int = MAX_PIXELS) -> Encoded:
+    def read(cls, path: Path) -> Encoded:
         """The file's bytes; a file that is missing, too large or no image is a DataError."""
         data = read_bytes(path)
-        with _naming(path, max_pixels):
+        with _naming(path):
             read = _jpeg_header if data.startswith(JPEG) else _other_header
-            return cls(path, data, max_pixels, *read(data, max_pixels))
+            return cls(path, data, *read(data))
 
     @property
     def is_gray(self) -> bool:
         """Whether the file has one channel, which `decode` repeats to three."""
-        with _naming(self.path, self.max_pixels):
+        with _naming(self.path):
             return Image.open(io.BytesIO(self.data)).mode in ("1", "L", "LA", "I", "I;16")
 
     def decode(self, min_height: int = 0, min_width: int = 0) -> Pixels:
@@ -230,10 +229,10 @@ class Encoded:
         Gray becomes three equal channels, 16 bits become 8, what is transparent is laid over white, an animation gives
         its first frame. A larger JPEG may come out reduced to not less than the given size, which is faster.
         """
-        with _naming(self.path, self.max_pixels):
+        with _naming(self.path):
             if self.by_simplejpeg:
                 return self._decode_jpeg(min_height, min_width)
-            with _opened(self.data, self.max_pixels) as opened:
+            with _opened(self.data) as opened:
                 return _as_rgb(turn_upright(opened, self.orientation))
 
     def _decode_jpeg(self, min_height: int, min_width: int) -> Pixels:

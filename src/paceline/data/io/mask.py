@@ -16,7 +16,7 @@ from PIL import Image
 
 from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.text import join_first, pluralize
-from paceline.data.io.image import DAMAGE, JPEG, MAX_PIXELS, Encoded, Pixels, turn_upright
+from paceline.data.io.image import DAMAGE, JPEG, Encoded, Pixels, turn_upright
 
 MAX_ID = 65_535
 """The largest id in a mask of 16 bits."""
@@ -30,13 +30,13 @@ _EXPECTED = "one id a pixel, as 8-bit gray or a palette"
 _IN_ALPHA = "its transparency (alpha channel) differs from pixel to pixel, and the mask seems to be in it"
 
 
-def decode_ids(path: Path, max_pixels: int = MAX_PIXELS, mapped: PaintedClasses | LabelMap | None = None) -> Pixels:
+def decode_ids(path: Path, mapped: PaintedClasses | LabelMap | None = None) -> Pixels:
     """A mask of class ids, uint8 [H, W], as stored: the indices of a palette, or gray values whatever their bits.
 
     With `mapped`, the classes that the colors or ids stand for. Without, colors are a DataError, as are ids above 255.
     So are a damaged file, and what does not keep numbers as they are: JPEG, and grays that are scaled when read.
     """
-    encoded = Encoded.read(path, max_pixels)
+    encoded = Encoded.read(path)
     data = encoded.data
     if data.startswith(JPEG):
         raise DataError(f"{path}: a JPEG file, which does not keep class ids exactly; save masks as PNG")
@@ -92,13 +92,13 @@ def _gray_and_alpha(path: Path, image: Image.Image, if_colored: str) -> tuple[Pi
     return np.ascontiguousarray(pixels[..., 0]), np.ascontiguousarray(pixels[..., 3])
 
 
-def decode_gray(path: Path, max_pixels: int = MAX_PIXELS) -> Pixels:
+def decode_gray(path: Path) -> Pixels:
     """A mask of how much a pixel belongs to the object, uint8 [H, W] from 0 to 255, from any 8-bit image of grays.
 
     White of which only parts can be seen, as programs that cut out objects write it, is a mask by its alpha channel.
     Colors are a DataError, as they stand for classes; those of a JPEG file, which blurs them, are turned into gray.
     """
-    encoded = Encoded.read(path, max_pixels)  # refuses what is too large, before memory is taken for it
+    encoded = Encoded.read(path)  # refuses what is too large, before memory is taken for it
     if encoded.data.startswith(JPEG):
         return np.array(Image.fromarray(encoded.decode()).convert("L"))
     image = _load(encoded)

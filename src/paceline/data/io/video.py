@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.errors import DamagedFileError, DataError, UsageError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import DamagedFileError, DataError, UsageError, missing_extra
 from paceline.data.io.image import open_named
 
 try:
@@ -40,7 +39,7 @@ CONTAINERS = ("mov", "matroska", "avi", "mpegts", "mpeg", "flv")
 """Demuxers that may be asked; "mov" stands for mp4 and its kin, "matroska" for webm too."""
 CODECS = ("h264", "hevc", "av1", "vp8", "vp9", "mpeg1video", "mpeg2video", "mpeg4", "mjpeg")
 MAX_PIXELS = 8192 * 8192
-"""Pixels of the largest frame that is decoded unless more are allowed."""
+"""Pixels of the largest frame that is decoded."""
 MAX_FRAMES = 1_000_000
 """Frames of the longest video that is taken: nine hours at 30 a second."""
 
@@ -61,14 +60,14 @@ class EncodedVideo:
     file's display matrix says, turned by quarters only.
     """
 
-    def __init__(self, path: Path, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES) -> None:
-        self.path, self.max_pixels, self.max_frames = path, max_pixels, max_frames
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._num_frames = 0
         self._timeline: Timeline | None = None  # if decoding from the beginning has to tell which frame is which
         self._kept: list[Any] | None = None  # all packets, unless they are large
 
-    def __reduce__(self) -> tuple[type[EncodedVideo], tuple[Path, int, int]]:
-        return EncodedVideo, (self.path, self.max_pixels, self.max_frames)  # an open file stays in its process
+    def __reduce__(self) -> tuple[type[EncodedVideo], tuple[Path]]:
+        return EncodedVideo, (self.path,)  # an open file stays in its process
 
     @property
     def num_frames(self) -> int:
@@ -114,7 +113,7 @@ class EncodedVideo:
 
     @cached_property
     def _opened(self) -> tuple[InputContainer, VideoStream]:
-        return open_video(self.path, self.max_pixels)
+        return open_video(self.path)
 
     def _scan(self) -> None:
         """Look through all packets, which may tell which frame is which."""
@@ -125,7 +124,7 @@ class EncodedVideo:
             size += packet.size
             if size <= _KEPT_BYTES:
                 kept.append(packet)
-            if len(rows) > self.max_frames:
+            if len(rows) > MAX_FRAMES:
                 self._refuse_length()
         self._kept = kept if len(kept) == len(rows) else None
         is_timed = not _TIMED_CONTAINERS.isdisjoint(container.format.name.split(","))
@@ -140,14 +139,14 @@ class EncodedVideo:
             self._timeline = timeline
 
     def _refuse_length(self) -> NoReturn:
-        raise DataError(f"{self.path}: more than {self.max_frames:,} frames; cut it into shorter videos")
+        raise DataError(f"{self.path}: more than {MAX_FRAMES:,} frames; cut it into shorter videos")
 
     def _count(self) -> int:
         """How many frames there are, by decoding all; damaged ones at the end of a cut file do not count."""
         whole = 0
         for number, frame in self._decode_all():
             whole = whole if frame.is_corrupt else number + 1
-            if number >= self.max_frames:
+            if number >= MAX_FRAMES:
                 self._refuse_length()
         return whole
 
@@ -156,7 +155,7 @@ class EncodedVideo:
             packets, context = iter(self._kept), self._opened[1].codec_context
             context.flush_buffers()
         else:
-            container, stream = open_video(self.path, self.max_pixels)
+            container, stream = open_video(self.path)
             packets, context = _packets(container, stream), stream.codec_context
         error: av.FFmpegError | None = None
         number = 0
@@ -251,7 +250,7 @@ class _TimesError(Exception):
     """The times of the packets do not tell which frame is which."""
 
 
-def open_video(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[InputContainer, VideoStream]:
+def open_video(path: Path) -> tuple[InputContainer, VideoStream]:
     """A video opened for decoding with one thread. What is missing, no video or too large is a DataError."""
     with open_named(path) as file:
         head = file.read(12)
@@ -259,7 +258,7 @@ def open_video(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[InputContainer
         "protocol_whitelist": "file",
         "format_whitelist": ",".join(CONTAINERS),
         "codec_whitelist": ",".join(_DECODERS),
-        "max_pixels": str(max_pixels),
+        "max_pixels": str(MAX_PIXELS),
         "threads": "1",
     }
     try:
@@ -272,9 +271,9 @@ def open_video(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[InputContainer
         raise DataError(f"{path}: {likely} ({why}); formats are {', '.join(CONTAINERS)}") from error
     stream = _moving_stream(path, container)
     width, height = stream.codec_context.width, stream.codec_context.height
-    if width * height > max_pixels:
-        raise DataError(f"{path}: frames of {width}×{height} are more than {max_pixels:,} pixels")
-    stream.codec_context.options = {"max_pixels": str(max_pixels)}  # a stream may grow on its way
+    if width * height > MAX_PIXELS:
+        raise DataError(f"{path}: frames of {width}×{height} are more than {MAX_PIXELS:,} pixels")
+    stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}  # a stream may grow on its way
     stream.codec_context.thread_count = 1
     for other in container.streams:
         other.discard = Discard.default if other.index == stream.index else Discard.all

@@ -19,8 +19,8 @@ from paceline.data.batch import Sample
 from paceline.data.io.video import EncodedVideo
 from paceline.data.transforms.functional import Draws, between, size_of
 
-Short = Literal["loop", "last", "refuse"]
-"""What to do where a video ends before its clip: begin again, repeat the last frame, or refuse the video."""
+Short = Literal["loop", "last"]
+"""What to do where a video ends before its clip: begin again, or repeat the last frame."""
 Stride = Count | Literal["whole"]
 _CENTER = Fraction(1, 2)
 
@@ -52,7 +52,8 @@ class Clip:
         video = _video(sample, "clip")
         drawn_speed, position = (0.5, 0.5) if self.position == "center" else draws.tolist()
         speed = between(drawn_speed, *self.speed)
-        return {**sample, "image": video.frames(_choose(video, self, position, speed))}
+        chosen = frame_numbers(video.num_frames, self.num_frames, self.stride, position, self.short, speed)
+        return {**sample, "image": video.frames(chosen)}
 
 
 @register.transform("multi_clip")
@@ -74,7 +75,8 @@ class MultiClip:
 
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
         video = _video(sample, "multi_clip")
-        chosen = [_choose(video, self, position) for position in self._positions()]
+        about = video.num_frames, self.num_frames, self.stride
+        chosen = [frame_numbers(*about, position, self.short) for position in self._positions()]
         pixels = video.frames(np.concatenate(chosen))  # together, so that what clips share is decoded once
         return {**sample, "image": pixels.reshape(self.num_clips, self.num_frames, *pixels.shape[1:])}
 
@@ -149,25 +151,11 @@ def require_clips(dataset: object, transforms: Sequence[object]) -> None:
         )
 
 
-def _choose(
-    video: EncodedVideo | DecodedVideo, clip: Clip | MultiClip, position: float, speed: float = 1.0
-) -> NDArray[np.int64]:
-    """The numbers of the frames of a clip; a video that is too short for it is refused if that is asked for."""
-    needed = clip.num_frames if clip.stride == "whole" else 1 + int((clip.num_frames - 1) * (clip.stride * speed))
-    if clip.short == "refuse" and video.num_frames < needed:
-        raise DataError(
-            f"{video.path}: has {video.num_frames} frames, and a clip takes {needed}; remove it, make the clip"
-            " shorter, or let it begin again (short: loop) or stand still (short: last)"
-        )
-    return frame_numbers(video.num_frames, clip.num_frames, clip.stride, position, clip.short, speed)
-
-
 @dataclass(frozen=True)
 class DecodedVideo:
     """All frames of a video, [T, H, W, C], as a data set of a user's gives them."""
 
     pixels: NDArray[Any]
-    path: str = "the video"
 
     @property
     def num_frames(self) -> int:

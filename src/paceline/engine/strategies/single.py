@@ -13,7 +13,7 @@ from paceline.checkpoint.shards import TensorShard
 from paceline.core.errors import TrainingError
 from paceline.core.registry import register
 from paceline.data.loader import MicroBatch, Passes, StepBatch
-from paceline.engine.stateful import Parts, unchanged
+from paceline.engine.stateful import KeptState, Parts
 
 
 class SingleStrategy:
@@ -40,7 +40,7 @@ class SingleStrategy:
 
     def unchanged(self) -> AbstractContextManager[None]:
         """A context for passes that do not count: buffers and the state of losses are restored."""
-        return unchanged(self.parts, self.model)
+        return KeptState(self.model.modules(), self.parts)
 
     def preview(self) -> AbstractContextManager[None]:
         """A context for a pass before those of a step, which does not count."""

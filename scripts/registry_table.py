@@ -1,6 +1,6 @@
 """Writes the registry's table, `registry.json`, from what the package registers.
 
-`python -m paceline.core.table`, after a signature, a name or the version of a library has changed.
+`make table` runs it, after a signature, a name or the version of a library has changed.
 
 Each argument has one sentence, for editors and for the recipe reference. `Field(description=…)` of the argument comes
 first, then a sentence of the docstring that names it in backticks, then what is said here of arguments that mean the
@@ -66,8 +66,6 @@ SENTENCES = {
     "label_separator": "What separates several labels of one sample.",
     "margin": "How far boxes reach beyond the joints, as a share of their longer side.",
     "masks": "Whether masks are read.",
-    "max_frames": "The most frames of a video that are decoded.",
-    "max_pixels": "The most pixels of an image; larger ones are an error.",
     "root": "The folder of the data set.",
     "skeleton": "Pairs of keypoints that are drawn as lines.",
     "split": "Which part of the data set.",
@@ -105,14 +103,12 @@ SENTENCES = {
     "amsgrad": "Whether the maximum of the squared averages is used.",
     "beta2_decay": "The decay rate of the second moment, as in torch.",
     "betas": "The decay rates of the running averages of the gradient and of its square.",
-    "bias_correction": "Whether running averages are corrected for their start.",
     "centered": "Whether the gradient is normalized by its variance.",
     "d": "The clipping threshold of updates, as in torch.",
     "dampening": "The dampening of momentum.",
     "decoupled_weight_decay": "Whether weight decay is decoupled from the gradient, as in AdamW.",
     "eps": "A small number that keeps divisions finite.",
     "etas": "The factors by which step sizes shrink and grow.",
-    "grad_averaging": "Whether the gradient's share of the first moment is 1 - beta1.",
     "initial_accumulator_value": "Where the sum of squared gradients starts.",
     "lambd": "The decay term, as in torch.",
     "lr_decay": "How the learning rate decays with the number of steps, as in torch.",
@@ -122,10 +118,8 @@ SENTENCES = {
     "rho": "The decay rate of the running averages of squares.",
     "step_sizes": "The least and the greatest step size.",
     "t0": "The step at which averaging starts.",
-    "trust_coeff": "The coefficient of the trust ratio.",
     # schedules
     "anneal_strategy": "The shape of the change: cosine or linear.",
-    "between": "Whether the factor is linear between points, or constant until the next.",
     "cooldown_epochs": "The length of the cooldown, in epochs.",
     "cooldown_share": "The length of the cooldown, as a share of the run.",
     "cooldown_steps": "The length of the cooldown, in steps.",
@@ -135,8 +129,6 @@ SENTENCES = {
     "milestone_epochs": "The epochs at which the learning rate is multiplied by `gamma`.",
     "milestone_steps": "The steps at which the learning rate is multiplied by `gamma`.",
     "pct_start": "The share of the run in which the value moves to its peak.",
-    "point_epochs": "Points of epoch and factor.",
-    "point_steps": "Points of step and factor.",
     "power": "The exponent.",
     "shape": "The shape of the cooldown.",
     # processes and memory
