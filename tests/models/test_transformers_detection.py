@@ -15,8 +15,7 @@ import torch
 from small_transformers import NUM_CLASSES, SMALL, library_model, samples, small
 
 from paceline.checkpoint.weights import find_weights
-from paceline.core.errors import ArgumentError, CheckpointError, RecipeError, UsageError
-from paceline.core.errors import missing_extra
+from paceline.core.errors import ArgumentError, CheckpointError, RecipeError, UsageError, missing_extra
 from paceline.models.detr_matching import start_copy
 from paceline.models.surgery import Surgery, apply
 from paceline.models.transformers_detection import build_transformers_detector, import_transformers
