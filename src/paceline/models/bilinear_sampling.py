@@ -26,7 +26,7 @@ def sample_bilinear(features: Tensor, grid: Tensor) -> Tensor:
 
 
 class _BilinearSampling(torch.autograd.Function):
-    """Only inputs are saved: corners and their weights are computed again in the backward pass."""
+    """Only inputs are saved: the backward pass recomputes corners and their weights."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, grid: Tensor) -> Tensor:

@@ -176,19 +176,19 @@ def varifocal_loss(layers: Layers, pairs: Pairs, config: Any) -> Tensor:
     place = (*pairs.places, pairs.labels)
     scores = torch.zeros_like(layers.logits).index_put_(place, pairs.iou)
     is_target = torch.zeros_like(layers.logits).index_put_(place, torch.ones_like(pairs.iou))
-    chances = layers.logits.detach().sigmoid()
-    weights = config.focal_loss_alpha * chances**config.focal_loss_gamma * (1 - is_target) + scores
+    probabilities = layers.logits.detach().sigmoid()
+    weights = config.focal_loss_alpha * probabilities**config.focal_loss_gamma * (1 - is_target) + scores
     return F.binary_cross_entropy_with_logits(layers.logits, scores, weights, reduction="sum")
 
 
 def iou_aware_loss(layers: Layers, pairs: Pairs, config: Any) -> Tensor:
     """LW-DETR's: a matched query is to predict a mean of its score and its IoU, all others 0."""
     place = (*pairs.places, pairs.labels)
-    chances = layers.logits.sigmoid()
+    probabilities = layers.logits.sigmoid()
     alpha = config.focal_alpha
-    wanted = (chances[place].detach() ** alpha * pairs.iou ** (1 - alpha)).clamp(min=0.01)
+    wanted = (probabilities[place].detach() ** alpha * pairs.iou ** (1 - alpha)).clamp(min=0.01)
     present = torch.zeros_like(layers.logits).index_put_(place, wanted)
-    absent = torch.where(present > 0, 1 - present, chances**2)
+    absent = torch.where(present > 0, 1 - present, probabilities**2)
     return -(present * F.logsigmoid(layers.logits) + absent * F.logsigmoid(-layers.logits)).sum()
 
 
@@ -204,9 +204,9 @@ def _corner_losses(corners: Corners, pairs: Pairs, config: Any) -> Sums:
     taught = corners.teacher.detach().view(*edges.shape[1:]) / _TEMPERATURE
     wanted = taught.softmax(-1).expand_as(edges)
     distances = _TEMPERATURE**2 * F.kl_div(edges.log_softmax(-1), wanted, reduction="none").sum((-1, -2))  # [K, N, Q]
-    chances = corners.teacher_logits.detach().sigmoid().amax(-1).expand_as(distances)
+    probabilities = corners.teacher_logits.detach().sigmoid().amax(-1).expand_as(distances)
     matched = torch.zeros_like(distances).index_put_(pairs.places, torch.ones_like(pairs.iou))
-    weights = chances.clone().index_put_(pairs.places, pairs.iou)
+    weights = probabilities.clone().index_put_(pairs.places, pairs.iou)
     of_matched = (weights * distances * matched).sum()
     return {
         "loss_fgl": of_bins.sum(),

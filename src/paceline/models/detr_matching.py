@@ -46,9 +46,9 @@ class MatchingCost(NamedTuple):
         shape = (*logits.shape[:-1], objects.labels.shape[1])
         labels = objects.labels[None, :, None].expand(shape)
         if self.is_focal:
-            chance = logits.sigmoid().gather(-1, labels)
-            absent = (1 - self.alpha) * chance**self.gamma * -(1 - chance + 1e-8).log()
-            present = self.alpha * (1 - chance) ** self.gamma * -(chance + 1e-8).log()
+            probability = logits.sigmoid().gather(-1, labels)
+            absent = (1 - self.alpha) * probability**self.gamma * -(1 - probability + 1e-8).log()
+            present = self.alpha * (1 - probability) ** self.gamma * -(probability + 1e-8).log()
             of_labels = present - absent
         else:
             of_labels = -logits.softmax(-1).gather(-1, labels)
