@@ -52,6 +52,8 @@ def build_transformers_detector(
     detections_per_img: Count = 100,
 ) -> TransformersDetector:
     """A detector of Hugging Face's transformers; load published weights with `model.weights`."""
+    if name not in FAMILIES:
+        raise ValueError(f"there is no detector transformers/{name}; there are {', '.join(sorted(FAMILIES))}")
     library: Any = import_transformers()
     configuration = _configuration(library, name, num_classes, in_channels, config, args, backbone_args)
     detector = library.AutoModelForObjectDetection.from_config(configuration)
