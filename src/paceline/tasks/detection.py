@@ -73,6 +73,7 @@ class Detection(Task):
         compare_by(rows_of_boxes, extra_metrics)
         self._count = getattr(model, "count", None)
         self._takes_sizes = "image_sizes" in signature_of(model.forward).parameters
+        self._divisors: Callable[[Mapping[str, float]], Mapping[str, float]] | None = getattr(model, "divisors", None)
         self._selection = getattr(model, "selection", None)
         self._flip, self._min_score = flip, min_score
         if flip and self._selection is None:
@@ -100,6 +101,10 @@ class Detection(Task):
             return dict.fromkeys(self.weights)
         counts: dict[str, Count] = self._count(batch["image"], self._targets(batch))
         return counts
+
+    def divisors(self, counts: Mapping[str, float]) -> Mapping[str, float]:
+        """The counts of the global batch, or what the model makes of them."""
+        return counts if self._divisors is None else self._divisors(counts)
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
         parts = call_model(model, batch["image"], self._targets(batch), **self._sizes(batch))
