@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,10 @@ from support.forkserver import Running, paceline, paceline_ranks, script_ranks
 from support.sample_recipes import records
 
 from paceline.cli import main
+from paceline.commands import ejected_training
 from paceline.commands.python_source import WIDTH
 from paceline.data.datasets.idx import fashion_small
+from paceline.engine.run import Run
 
 SHORT = [
     *("train.epochs=null", "train.steps=3", "schedule.warmup_epochs=null", "schedule.warmup_steps=1"),
@@ -154,6 +158,14 @@ def test_shards_on_two_processes_give_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES)
 def test_what_recipes_can_say_gives_the_same_bits(features: list[str], tmp_path: Path) -> None:
     compare(tmp_path, "quickstart", *SMALL, *features)
+
+
+def test_every_field_of_a_run_is_written_or_left_to_its_default_on_purpose() -> None:
+    """Settings (numbers, flags and texts) are written by themselves; so is what a run knows about itself."""
+    left = {"heartbeat", "stop", "timer", "explain_nonfinite", "logger", "unread"}
+    source = inspect.getsource(ejected_training)
+    parts = [each.name for each in fields(Run) if each.type not in ("int", "float", "str", "bool")]
+    assert [name for name in parts if name not in left and f'"{name}"' not in source] == []
 
 
 OWN = """

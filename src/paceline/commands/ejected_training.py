@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from paceline.commands.ejected_parts import Statements, variable_of, without_defaults
 from paceline.commands.python_source import Code, call, value
 from paceline.core.signatures import signature_of
-from paceline.engine.run import RunInfo
+from paceline.engine.run import Run, RunInfo
 from paceline.optim.lr_scheduler import LRChangeLog, Schedule, Transition
 from paceline.optim.optimizers import accepts
 from paceline.recipe.build_training import group_settings, optimizer_arguments
@@ -15,6 +16,8 @@ from paceline.recipe.schema import SchedulePart, TransitionPart
 
 _SHARDED = ("fsdp", "zero")
 _HALF_WEIGHTS = ("O2", "O3")
+_OF_RECIPES = ("recipe_yaml", "notes", "lr", "checkpointed_blocks", "origin_of_weights")
+"""What a run knows about itself that follows from its recipe."""
 
 
 def write_optimizer(file: Statements) -> None:
@@ -136,7 +139,10 @@ def write_run(file: Statements) -> None:
         named["freezing"] = Code("freezing")
     if changes := without_defaults(LRChangeLog, {"ratio": recipe.logging.lr_change_ratio}):
         named["lr_changes"] = file.call("optim.lr_scheduler.LRChangeLog", **changes)
-    named |= {"visualize": recipe.logging.images, "save_predictions": recipe.evaluate.save_predictions}
+    settings = {each.name: getattr(file.run, each.name) for each in fields(Run)}
+    named |= {
+        name: each for name, each in settings.items() if name not in named and isinstance(each, int | float | str)
+    }
     named["info"] = _info(file)
     file.add(file.call("engine.run.Run", **named).after("return "))
 
@@ -174,9 +180,8 @@ def _clip(file: Statements) -> Code | None:
 
 
 def _info(file: Statements) -> Code:
-    info, usual = file.run.info, RunInfo()
-    keys = ("task", "model", "precision", "expect", "hang_seconds", "tensorboard", "results", "wandb", "mlflow")
-    named = {key: getattr(info, key) for key in keys if getattr(info, key) != getattr(usual, key)}
+    info, usual = vars(file.run.info), vars(RunInfo())
+    named = {key: each for key, each in info.items() if each != usual[key] and key not in _OF_RECIPES}
     if file.recipe.model.weights is not None:
         named["origin_of_weights"] = Code("report.summary()")
     return file.call("engine.run.RunInfo", **named)
