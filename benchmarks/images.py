@@ -17,7 +17,7 @@ from benchmarks import images_dali, images_packed
 from benchmarks.measuring import Measured, Turn, interleave, spread
 from benchmarks.photos import MEAN, SIZE, STD, Photos, pillow_loader
 from benchmarks.report import Goal, Section, at_least
-from paceline.core.extras import missing_extra
+from paceline.core.errors import missing_extra
 from paceline.core.process import keep_freed_memory
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.loader import Kind, Request, load

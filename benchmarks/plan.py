@@ -57,7 +57,7 @@ _MAE = "encoder_args={img_size: 96, patch_size: 8, embed_dim: 384, depth: 8, num
 CASES = [
     _images("ResNet-18", "torchvision/resnet18", 128, 24),
     _images("ResNet-18, checkpointing", "torchvision/resnet18", 128, 24, _CHECKPOINTING),
-    _images("ResNet-50, LAMB", "torchvision/resnet50", 128, 12, "optimizer={name: lamb, lr: 0.001}"),
+    _images("ResNet-50, LAMB", "torchvision/resnet50", 128, 12, "optimizer={name: timm/lamb, lr: 0.001}"),
     _images("ResNet-50, EMA", "torchvision/resnet50", 128, 12, "train.averaging=ema"),
     _images("ResNet-50, bf16", "torchvision/resnet50", 96, 12, _BF16),
     _images("MobileNetV2", "torchvision/mobilenet_v2", 128, 16),

@@ -56,7 +56,7 @@ STRATEGIES: dict[str, tuple[int, list[str]]] = {
     "world": (2, [WORLD]),
 }
 """How many processes, and what the recipe says."""
-OPTIMIZERS = ["sgd", "adamw", "adagrad", "lamb", "adam", "muon", "rmsprop"]
+OPTIMIZERS = ["sgd", "adamw", "adagrad", "timm/lamb", "adam", "muon", "rmsprop"]
 PRECISIONS = ["fp32", "bf16", "fp16", "O2"]
 AVERAGES = ["none", "{name: ema, decay: 0.9}", "{name: swa, start: 3, every_steps: 2}"]
 _FORKS = multiprocessing.get_context("forkserver")

@@ -11,12 +11,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from support.waiting import TIMEOUT
 
 import paceline
-from paceline.cli import _parse, main
+from paceline.cli import _parse
 from paceline.core.errors import CheckpointError, DataError, RecipeError, Stopped, UsageError
 from paceline.launch.launcher import read_plan
 from paceline.launch.machines import Launch
@@ -56,16 +55,18 @@ def test_the_docker_file_builds_on_what_is_there_and_runs_the_command() -> None:
     assert names.index("USER") > max(place for place, name in enumerate(names) if name == "RUN")  # not as root
 
 
-def test_the_slurm_command_writes_a_script_that_is_well_formed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (command,) = re.findall(r"^\$ paceline (slurm .*)$", INSTALL, re.MULTILINE)
-    assert main(shlex.split(command)) == 0
-    lines = (tmp_path / "job.sh").read_text(encoding="utf-8").splitlines()
-    assert subprocess.run(["bash", "-n", "job.sh"], cwd=tmp_path).returncode == 0
-    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", "\n".join(lines), re.MULTILINE))
-    assert {"nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "4", "time": "24:00:00"}.items() <= options.items()
+def test_the_script_for_slurm_is_well_formed() -> None:
+    lines = (DEPLOY / "slurm.sh").read_text(encoding="utf-8").splitlines()
+    assert subprocess.run(["bash", "-n", str(DEPLOY / "slurm.sh")]).returncode == 0
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", "\n".join(lines), re.MULTILINE))
+    assert {"signal": "B:USR1@120", "open-mode": "append", "requeue": ""}.items() <= options.items()
+    assert f'[ "$code" -eq {Stopped.exit_code} ]' in "\n".join(lines)
     last = max(place for place, line in enumerate(lines) if line.startswith("#SBATCH"))
-    assert all(not line or line.startswith("#") for line in lines[: last + 1])  # else Slurm ignores them
+    assert all(line.startswith("#") for line in lines[: last + 1])  # else Slurm ignores them
+    (command,) = re.findall(r"^\$ sbatch (.*)$", INSTALL, re.MULTILINE)
+    given = re.findall(r"--([\w-]+) \d+", command)
+    assert given
+    assert set(given) <= options.keys()
 
 
 def documents(name: str) -> dict[str, dict[str, Any]]:
@@ -152,4 +153,6 @@ def test_version_and_license_are_the_same_everywhere() -> None:
     assert citation["license"] == PROJECT["license"]
     classified = {text.rpartition(" ")[2] for text in PROJECT["classifiers"] if "Python :: 3." in text}
     assert classified == set(re.findall(r"\b3\.1\d\b", INSTALL.split("## Python versions")[1]))
-    assert all(shlex.split(line[2:])[0] == "paceline" for line in INSTALL.splitlines() if line.startswith("$ "))
+    assert all(
+        shlex.split(line[2:])[0] in ("paceline", "sbatch") for line in INSTALL.splitlines() if line.startswith("$ ")
+    )

@@ -57,9 +57,9 @@ def run(page: str, number: int) -> None:
 def test_predictions(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(folder)
     run("predict.md", 0)
-    assert len((folder / "predictions/predictions.jsonl").read_text().splitlines()) == 1
+    assert len((folder / "predictions/predictions.csv").read_text().splitlines()) == 1 + 1
     run("predict.md", 1)
-    assert len((folder / "predictions/predictions.jsonl").read_text().splitlines()) == 3
+    assert len((folder / "predictions/predictions.csv").read_text().splitlines()) == 1 + 3
     (code,) = written("predict.md", "python")
     capsys.readouterr()
     exec(code, {})

@@ -13,9 +13,9 @@ from typing import Any
 
 from paceline import __version__
 from paceline.core.errors import PacelineError, RecipeError, UsageError, naming_full_disks
+from paceline.core.place import restored_variables
 from paceline.core.process import flush_streams, open_missing_streams, pause_gc, print_error
 from paceline.launch.environment import LAUNCHER, end_with_sweep
-from paceline.launch.variables import restored_variables
 
 COMMANDS = {
     "new": "create a project with a model, a data set, a loss and a metric of your own to edit",
@@ -27,6 +27,7 @@ COMMANDS = {
     "data": "inspect every sample: unreadable files, class counts, speed, contact sheet; or write a pack",
     "sample": "write a small synthetic data set and print a recipe for it",
     "show": "print the resolved recipe, the model, parameter groups, batch and learning rate",
+    "eject": "write a run as one Python file without a recipe, which gives the same results",
     "plan": "say how much memory and time a run needs, with which settings it fits, and the largest micro-batch",
     "find-batch": "find the largest micro-batch that fits: planned first, then tried",
     "find-lr": "run a learning rate range test and suggest a learning rate",
@@ -36,7 +37,6 @@ COMMANDS = {
     "report": "write one HTML page on a run, or on several that are compared",
     "convert": "convert a weights file (.pth, .pt, .bin) to safetensors, or a configuration of Pet to a recipe",
     "recipes": "list the recipes that ship with the package, or print one",
-    "slurm": "print a Slurm job script that requeues itself at the time limit",
     "schema": "print the JSON Schema of recipes, for editors",
 }
 
@@ -67,7 +67,7 @@ def _run_in_place(words: list[str], is_process: bool) -> int:
     """Run as what started this process has it: a sweep, our launcher, or somebody else."""
     end_with_sweep()
     if LAUNCHER in os.environ:
-        from paceline.launch.worker import run_as_worker
+        from paceline.launch.failure import run_as_worker
 
         return run_as_worker(lambda: _run(words, is_process), lambda error: _text(error, words))
     return _run(words, is_process)

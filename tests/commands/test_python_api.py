@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,15 +166,3 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "begun" / "recipe.yaml").write_text("extends: quickstart")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         paceline.build(tmp_path / "begun")
-
-
-def test_a_table_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = paceline.train(build(tmp_path / "run", **{"train.steps": 1}))
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "pandas", None)
-        with pytest.raises(UsageError, match="pandas"):
-            result.to_pandas()
-    pytest.importorskip("pandas")
-    table = result.to_pandas()
-    assert len(table) == len(result.history)
-    assert {"step", "epoch", "split", "loss"} <= set(table.columns)

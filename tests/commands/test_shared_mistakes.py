@@ -37,10 +37,6 @@ IMPOSSIBLE = {
     "zero": ([WORLD, "train.strategy=zero"], "train.reproducible: world is incompatible with train.strategy zero"),
     "dp": ([WORLD, "train.strategy=dp"], "train.reproducible: world is incompatible with train.strategy dp"),
     "sync_bn": ([WORLD, "train.sync_bn=true"], "train.reproducible: world is incompatible with train.sync_bn"),
-    "compression": (
-        [WORLD, "train.strategy={name: ddp, compression: fp16}"],
-        "train.reproducible: world is incompatible with gradient compression fp16",
-    ),
     "loss_scale": (
         ["train.precision=bf16", "train.loss_scale=128"],
         "train.loss_scale: given, but train.precision bf16",

@@ -1,4 +1,4 @@
-"""The job script, run by bash. Slurm's own commands are small scripts that do what the real ones would."""
+"""The job script of deploy/, run by bash. Slurm's own commands are small scripts that do what the real ones would."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import pytest
 from shared_launch import environment
 from support.waiting import TIMEOUT, wait_until
 
-from paceline.cli import main
-from paceline.commands.slurm import Job, array_script, job_script
-
+SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm.sh"
 # Passes signals on, as srun does, and ends as its command does.
 _SRUN = """#!{python}
 import pathlib, signal, subprocess, sys
@@ -51,11 +49,10 @@ def cluster(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def submit(folder: Path, script: str, **more: str) -> subprocess.Popen[str]:
-    (folder / "job.sh").write_text(script)
+def submit(folder: Path, *words: str, **more: str) -> subprocess.Popen[str]:
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     variables = environment(PATH=path, SLURM_JOB_ID="42", **more)
-    return subprocess.Popen(["bash", "job.sh"], cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(["bash", str(SCRIPT), *words], cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
 
 
 def catches(process: int, number: signal.Signals) -> bool:
@@ -66,7 +63,7 @@ def catches(process: int, number: signal.Signals) -> bool:
 
 
 def test_at_the_time_limit_the_job_goes_back_into_the_queue(cluster: Path) -> None:
-    job = submit(cluster, job_script(Job("a"), ["train", "recipe.yaml", "name=it's", "a=$HOME b"]))
+    job = submit(cluster, "train", "recipe.yaml", "name=it's", "a=$HOME b")
     wait_until(lambda: all((cluster / name).exists() for name in ("passing", "ready")), "the run is there")
     wait_until(lambda: catches(job.pid, signal.SIGUSR1), "the script waits for the run")
     job.send_signal(signal.SIGUSR1)
@@ -79,48 +76,7 @@ def test_at_the_time_limit_the_job_goes_back_into_the_queue(cluster: Path) -> No
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (3, False), (75, True), (137, False)])
 def test_only_a_run_that_can_go_on_is_queued_again(cluster: Path, code: int, requeued: bool) -> None:
-    job = submit(cluster, job_script(Job("a"), ["train", "quickstart"]), code=str(code))
+    job = submit(cluster, "train", "quickstart", code=str(code))
     job.communicate(timeout=TIMEOUT)
     assert job.returncode == (0 if requeued else code)
     assert (cluster / "scontrol.log").exists() == requeued
-
-
-def test_a_task_of_an_array_runs_its_own_command(cluster: Path) -> None:
-    tasks = {0: ["train", "a"], 3: ["train", "it's", "x=$HOME [1, 2]"]}
-    script = array_script(Job("a"), tasks, 2)
-    assert "#SBATCH --array=0,3%2\n" in script
-    assert "#SBATCH --array=0,3\n" in array_script(Job("a"), tasks)
-    job = submit(cluster, script, code="75", SLURM_ARRAY_TASK_ID="3")
-    job.communicate(timeout=TIMEOUT)
-    assert job.returncode == 0
-    assert (cluster / "words.log").read_text().splitlines() == tasks[3]
-    assert (cluster / "scontrol.log").read_text() == "requeue 42\n"  # of an array, this is the id of the task
-
-
-def test_what_slurm_is_asked_for() -> None:
-    script = job_script(Job("cats", 2, 4, "01:00:00", needs_gpus=True), ["train", "x"])
-    asked = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
-    assert asked == {
-        "job-name=cats", "nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "time=01:00:00",
-        "signal=B:USR1@120", "open-mode=append", "output=%x-%j.log", "requeue",
-    }  # fmt: skip
-    plain = job_script(Job("cats"), ["train", "x"])
-    assert not any(name in plain for name in ("--time=", "--gpus"))
-
-
-def test_the_command_checks_the_recipe_and_writes_the_script(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["slurm", "quickstart", "train.epochs=3", "--procs", "2", "--nodes", "2"]) == 0
-    script = capsys.readouterr().out
-    assert script.startswith("#!/bin/bash\n")
-    assert "paceline train quickstart train.epochs=3 &\n" in script
-    assert "#SBATCH --ntasks-per-node=2\n" in script
-    out = tmp_path / "job.sh"
-    assert main(["slurm", "quickstart", "--out", str(out), "--time", "2-00:00:00"]) == 0
-    assert "paceline train quickstart --procs 1 &\n" in out.read_text()
-    assert subprocess.run(["bash", "-n", str(out)]).returncode == 0
-    assert main(["slurm", "quickstart", "optimizer.lr=fast"]) == 2
-    assert main(["slurm", "quickstart", "--time", "soon"]) == 2
-    assert main(["slurm", "quickstart", "--nodes", "0"]) == 2
-    assert main(["slurm", "quickstart", "--out", str(tmp_path / "no" / "job.sh")]) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -149,10 +148,10 @@ def test_a_stopped_sweep_continues_and_failed_runs_wait_for_a_retry(
     assert main([*command, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert [trial["state"] for trial in answer["trials"]] == ["finished", "failed"]
-    assert main([*command, "--slurm"]) == 0
-    assert not (again.out / "array.sh").exists()
-    assert main([*command, "--slurm", "--retry"]) == 0
-    assert "#SBATCH --array=1\n" in (again.out / "array.sh").read_text()
+    started: list[str] = []
+    monkeypatch.setattr("paceline.commands.sweep_trials.run_trials", lambda _, due, *__: started.extend(map(str, due)))
+    assert main([*command, "--retry"]) == 1
+    assert [each[:2] for each in started] == ["01"]
 
 
 @pytest.mark.parametrize(("is_asked", "state"), [(True, "stopped"), (False, "failed")])
@@ -183,41 +182,37 @@ def test_the_whole_grid_is_checked_before_anything_starts(folder: Path, capsys: 
     assert sorted(line.split(": ")[1] for line in lines) == ["data.batch_size", "optimizer.lr", "train.epochs"]
     for wrong in (
         ["optimizer.lr=0.1..0.2"], ["optimizer.lr=0.1"], ["optimizer.lr=0.1,0.2", "--jobs", "0"],
-        ["optimizer.lr=0.1,0.2", "--samples", "3"], ["train.seed=1,2", "--slurm", "--time", "soon"],
+        ["optimizer.lr=0.1,0.2", "--samples", "3"], ["train.seed=1,2", "--procs", "0"],
     ):  # fmt: skip
         assert main(["sweep", "quickstart", *wrong]) == 2
         assert capsys.readouterr().err
     assert list(folder.iterdir()) == []
 
 
-def test_a_job_array_has_a_task_for_each_trial(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["sweep", "quickstart", "train.seed=0,1,2", "train.epochs=1", "--slurm"]
-    assert main([*words, "--jobs", "2", "--time", "01:00:00", "--out", "it's"]) == 0
-    script = folder / "it's" / "array.sh"
-    assert str(Path("it's", "array.sh")) in capsys.readouterr().err
-    text = script.read_text()
-    assert {"#SBATCH --array=0,1,2%2", "#SBATCH --time=01:00:00", "#SBATCH --ntasks-per-node=1"} <= set(
-        text.splitlines()
-    )
-    # What a task runs, by bash itself.
-    body, _, _ = text.partition("# Each task")
-    shown = subprocess.run(
-        ["bash", "-eu", "-c", body + 'printf "%s\\n" "${words[@]}"'],
-        env=environment(SLURM_ARRAY_TASK_ID="1"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert shown.stdout.splitlines() == [
+def test_what_a_trial_is_trained_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[list[str]] = []
+
+    def run(file: SweepFile, recipe: object, words: Any, options: object) -> int:
+        trained.extend(map(words, file.wanted))
+        return 0
+
+    monkeypatch.setattr("paceline.commands.sweep._run", run)
+    words = ["sweep", "quickstart", "train.seed=0,1,2", "train.epochs=1", "--procs", "2", "--out", "it's"]
+    assert main(words) == 0
+    assert len(trained) == 3
+    assert trained[1] == [
         *("train", "quickstart", "train.seed=1", "train.epochs=1", "name=quickstart-01", "--out", "it's/01"),
-        *("--procs", "1"),
+        *("--procs", "2"),
     ]
-    assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
 
 
-def test_a_folder_holds_one_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_holds_one_sweep(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.commands.sweep._run", lambda *_: 0)
+
     def write(*words: str, code: int = 0) -> list[dict[str, Any]]:
-        assert main(["sweep", "quickstart", *words, "--slurm", "--out", "all"]) == code
+        assert main(["sweep", "quickstart", *words, "--out", "all"]) == code
         return list(json.loads((folder / "all" / "sweep.json").read_text())["trials"])
 
     assert [each["run"] for each in write("train.seed=0,1", "train.epochs=1")] == ["00", "01"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.core.extras import missing_extra
+from paceline.core.errors import missing_extra
 
-OPTIONAL = ("av", "openpyxl", "onnx", "onnxscript", "onnxruntime", "pandas", "wandb", "mlflow", "nvidia.dali")
+OPTIONAL = ("av", "openpyxl", "onnx", "onnxscript", "onnxruntime", "wandb", "mlflow", "nvidia.dali")
 
 
 def without(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,6 @@ def without(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("excel", "openpyxl is"),
         ("mlflow", "mlflow is"),
         ("onnx", "onnx, onnxscript, onnxruntime are"),
-        ("pandas", "pandas is"),
         ("video", "av is"),
         ("wandb", "wandb is"),
     ],

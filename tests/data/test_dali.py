@@ -16,8 +16,7 @@ import torch
 from PIL import Image
 
 from paceline.cli import main
-from paceline.core.errors import DataError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import DataError, missing_extra
 from paceline.data import dali
 from paceline.data.batch import Batch, Sample
 from paceline.data.dali import load_by_dali

@@ -14,7 +14,7 @@ from paceline.data.rng import derive
 from paceline.data.transforms.batch import MixUp
 from paceline.engine.loss_accumulator import LossAccumulator, Normalizer
 from paceline.engine.run import Run
-from paceline.engine.stateful import unchanged
+from paceline.engine.stateful import KeptState
 from paceline.engine.step import forward, start_losses, train_step, transformed
 from paceline.losses.classification import BinaryCrossEntropy, CrossEntropy
 from paceline.losses.loss_term import Loss, LossTerm
@@ -235,7 +235,7 @@ def test_the_first_pass_of_a_ratio_sees_the_same_noise(tmp_path: Path) -> None:
     """With dropout, N and D of the first pass are those of the second: the reported parts add up to N / D."""
     run = replace(small(tmp_path, "dice", micro_batch_size=16), net=NormedNet).run()
     step_batch = next(iter(run.batches))
-    with torch.no_grad(), unchanged({}, run.model):
+    with torch.no_grad(), KeptState(run.model.modules(), {}):
         terms = [forward(run, micro)["dice"] for micro in step_batch.micro_batches]
     numerator = torch.stack([term.numerator for term in terms]).sum()
     denominator = torch.stack([torch.as_tensor(term.denominator) for term in terms]).sum()
@@ -259,7 +259,7 @@ class Counter(PlainNet):
 
 def test_buffers_that_are_replaced_come_back_too() -> None:
     model = Counter()
-    with torch.no_grad(), unchanged({}, model):
+    with torch.no_grad(), KeptState(model.modules(), {}):
         model(torch.zeros(1, 2, 6, 6))
         assert model.calls == 1
     assert model.calls == 0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.engine.evaluate import evaluate
-from paceline.engine.replicas import Replica, make_replicas
+from paceline.engine.stateful import Replica, make_replicas
 from paceline.tasks.classification import Classification
 
 HOOKED = ["legacy_xception", "nasnetalarge", "pit_ti_224", "pnasnet5large", "xception41"]

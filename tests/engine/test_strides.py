@@ -108,7 +108,7 @@ RECIPE = {
 }
 AVERAGES = ["none", "{name: ema, decay: 0.9}", "{name: swa, start: 1, every_steps: 1}"]
 GRID = itertools.product(
-    ["sgd", "adam", "adamw", "adagrad", "lamb"], ["fp32", "bf16", "fp16", "O2", "O3"], AVERAGES, ["run", "world"]
+    ["sgd", "adam", "adamw", "adagrad", "timm/lamb"], ["fp32", "bf16", "fp16", "O2", "O3"], AVERAGES, ["run", "world"]
 )
 
 

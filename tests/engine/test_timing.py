@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engine.timing import StepTimer
+from paceline.loggers.meters import StepTimer
 
 TOTAL = 1000
 STEP, EVALUATION = 0.1, 4.0

@@ -27,7 +27,7 @@ from pathlib import Path
 from paceline.core.errors import *
 from paceline.core.process import STOP_SIGNALS
 from paceline.launch.environment import restart_count
-from paceline.launch.worker import run_as_worker
+from paceline.launch.failure import run_as_worker
 rank, world, start = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), restart_count()
 def note(text):
     with open(f"rank-{rank}.notes", "a") as notes:

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from paceline import cli
 from paceline.core.errors import UsageError
-from paceline.core.place import Place
+from paceline.core.place import Place, restored_variables, set_variables
 from paceline.core.world import World, join
 from paceline.launch.devices import use_devices
 from paceline.launch.environment import find_place, first_host, restart_count, threads_of_each
-from paceline.launch.variables import restored_variables, set_variables
 
 SLURM = {
     "SLURM_JOB_ID": "1234567",
@@ -183,7 +182,7 @@ def test_cores_are_divided_and_never_run_out() -> None:
 def test_a_place_is_taken_without_torch() -> None:
     code = (
         "import os, sys; from paceline.launch.environment import take_place; place = take_place();"
-        "import paceline.launch.launcher, paceline.launch.launcher, paceline.launch.worker;"
+        "import paceline.launch.launcher, paceline.launch.launcher, paceline.launch.failure;"
         "print(place.rank, os.environ['RANK'], os.environ['MASTER_PORT'], 'torch' in sys.modules)"
     )
     variables = {"PATH": os.environ["PATH"], "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}

@@ -63,7 +63,7 @@ def test_an_interrupt_of_a_single_process_is_not_tried_again() -> None:
 
 def test_records_come_back_in_the_order_of_time(tmp_path: Path) -> None:
     for record in (explained(0, 3), crash(1)):
-        record.write(tmp_path)
+        (tmp_path / f"rank-{record.rank}.json").write_text(record.as_text())
     assert read_records(tmp_path) == [crash(1), explained(0, 3)]
 
 

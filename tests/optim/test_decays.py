@@ -40,11 +40,6 @@ def torchs(make: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], st
         ("exponential", {"gamma": 0.5}, lambda to: lr_scheduler.ExponentialLR(to, 0.5**0.1)),
         ("cosine", {"floor_lr": 0.01}, lambda to: lr_scheduler.CosineAnnealingLR(to, 100, 0.01)),
         ("cosine", {"floor": 0.1}, lambda to: lr_scheduler.CosineAnnealingLR(to, 100, 0.03)),
-        (
-            "cosine_restarts",
-            {"cycles": 4, "floor_lr": 0.01},
-            lambda to: lr_scheduler.CosineAnnealingWarmRestarts(to, 25, eta_min=0.01),
-        ),
         ("poly", {"power": 2.5}, lambda to: lr_scheduler.PolynomialLR(to, 100, 2.5)),
         ("linear", {"floor": 0.2}, lambda to: lr_scheduler.LinearLR(to, 1.0, 0.2, 100)),
         ("one_cycle", {}, lambda to: lr_scheduler.OneCycleLR(to, 0.3, 100)),
@@ -70,7 +65,6 @@ def test_the_numbers_of_torch(decay: str, keys: dict[str, Any], make: Callable[.
         ("step", {"gamma": 0.5, "every_epochs": 7}, lambda to: lr_scheduler.StepLR(to, 7, 0.5)),
         ("exponential", {"gamma": 0.97}, lambda to: lr_scheduler.ExponentialLR(to, 0.97)),
         ("one_cycle", {"pct_start": 0.2}, lambda to: lr_scheduler.OneCycleLR(to, 0.3, 100, pct_start=0.2)),
-        ("cosine_restarts", {"cycles": 4}, lambda to: lr_scheduler.CosineAnnealingWarmRestarts(to, 25)),
     ],
 )
 def test_the_numbers_of_torch_by_epoch(
@@ -127,16 +121,6 @@ def test_warmup_stable_decay(keys: dict[str, Any], steps: Iterable[int], expecte
     assert values(schedule("wsd", **keys), steps) == pytest.approx(expected)
 
 
-def test_piecewise() -> None:
-    points = [[1, 0.5], [3, 1.5], [5, 0.0]]
-    steps = (0, 10, 20, 30, 40, 49, 50, 99)
-    linear = values(schedule("piecewise", point_epochs=points), steps)
-    assert linear == pytest.approx([0.5, 0.5, 1.0, 1.5, 0.75, 0.075, 0, 0])
-    held = values(schedule("piecewise", point_steps=[[10 * at, to] for at, to in points], between="constant"), steps)
-    assert held == [0.5, 0.5, 0.5, 1.5, 1.5, 1.5, 0, 0]
-    assert schedule("piecewise", point_steps=[[10, 1], [20, 0]], count_from=1)(14) == 0.5
-
-
 def test_one_cycle_whose_rise_is_a_single_update_starts_at_the_top() -> None:
     assert values(
         schedule("one_cycle", total_steps=10, pct_start=0.1, anneal_strategy="linear"), (0, 9)
@@ -151,8 +135,6 @@ def test_one_cycle_whose_rise_is_a_single_update_starts_at_the_top() -> None:
         ("step_cosine", {"milestone_steps": [0]}),
         ("exponential", {"gamma": 0.5}),
         ("wsd", {}),
-        ("piecewise", {"point_steps": [[0, 1]]}),
-        ("cosine_restarts", {}),
         ("f3", {}),
         ("one_cycle", {}),
         ("inverse_one_cycle", {}),
@@ -172,8 +154,6 @@ DECAYS: dict[str, dict[str, Any]] = {
     "step_cosine": {"milestone_epochs": [0.1, 0.7]},
     "exponential": {"gamma": 0.5},
     "wsd": {"cooldown_share": 0.3},
-    "piecewise": {"point_epochs": [[0, 1], [0.5, 0.1]]},
-    "cosine_restarts": {"cycles": 3},
     "one_cycle": {},
     "inverse_one_cycle": {},
 }

@@ -20,7 +20,7 @@ from paceline.optim.timm_optimizers import timm_optimizer
 optimizers = register.kind("optimizer")
 ALL = optimizers.names()
 FUSED = ["sgd", "adam", "adamw", "adagrad"]
-COMMON = ["sgd", "adam", "adamw", "rmsprop", "adadelta", "adagrad", "lamb", "lars", "lion", "muon"]
+COMMON = ["sgd", "adam", "adamw", "rmsprop", "adadelta", "adagrad", "timm/lamb", "timm/lars", "muon"]
 
 
 def distinct() -> list[str]:

@@ -25,7 +25,6 @@ from paceline.core.registry import register
         ("step_cosine", {"milestone_steps": [100], "count_from": 1}, "milestone_steps", "100"),
         ("step", {"every_epochs": 30}, "every_epochs", "30"),
         ("exponential", {"gamma": 0.9, "every_steps": 0}, "every_steps", "0"),
-        ("piecewise", {"point_epochs": [[0, 1], [12, 0]]}, "point_epochs", "12"),
         ("wsd", {"cooldown_epochs": 9, "warmup_epochs": 2}, "cooldown_epochs", "90 steps"),
         ("wsd", {"cooldown_share": 0.3, "cooldown_steps": 4}, "cooldown_share", ""),
         ("one_cycle", {"warmup_steps": 3}, "warmup", ""),
@@ -54,8 +53,6 @@ def test_points_that_are_just_reached() -> None:
         ("multi_step", {}, "milestone_epochs or milestone_steps"),
         ("step", {"every_epochs": 1.0, "every_steps": 1}, "every_epochs and every_steps"),
         ("exponential", {"gamma": 1.0, "every_epochs": 1.0, "every_steps": 1}, "every_epochs or every_steps"),
-        ("piecewise", {"point_steps": [[5.0, 1.0], [3.0, 1.0]]}, "3 after 5"),
-        ("piecewise", {"point_steps": [[5.0]]}, "at least 2 items"),
     ],
 )
 def test_the_recipe_check_names_wrong_arguments(name: str, arguments: dict[str, Any], message: str) -> None:

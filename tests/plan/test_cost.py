@@ -4,14 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.plan.communication import LINK_EFFICIENCY, NETWORK, communication_seconds, sent_bytes
 from paceline.plan.cost import (
     BANDWIDTH_EFFICIENCY,
     COMPUTE_EFFICIENCY,
     LAUNCH_SECONDS,
+    LINK_EFFICIENCY,
+    NETWORK,
     CostCounter,
     OperatorCost,
     StepCost,
+    communication_seconds,
+    sent_bytes,
 )
 from paceline.plan.devices import Speed, device_at_hand, parse_device
 from paceline.recipe.load import load
@@ -84,7 +87,6 @@ def test_a_size_says_nothing_about_speed_and_the_machine_does() -> None:
     ("strategy", "parts"),
     [
         ("ddp", 2),  # gradients: reduced, and gathered
-        ("{name: ddp, compression: bf16}", 1),
         ("fsdp", 2 * 3 + 1),  # parameters for two passes of three micro-batches, gradients once
         ("{name: fsdp, parameters: bf16}", 3 + 1),
         ("zero", 1 + 1),

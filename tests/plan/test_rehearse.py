@@ -58,7 +58,7 @@ def measured(checked: CheckedRecipe, size: int, out: Path, number: int = 1) -> M
         ["train.precision=O2"],
         ["train.precision=bf16", "train.activation_checkpointing=blocks"],
         ["optimizer=sgd", "train.clip_grad_norm=1"],
-        ["optimizer=lamb", "train.averaging=ema"],
+        ["optimizer=timm/lamb", "train.averaging=ema"],
     ],
     ids=" ".join,
 )

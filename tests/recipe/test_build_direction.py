@@ -17,7 +17,7 @@ from paceline.engine.loop import train
 from paceline.engine.run import Run
 from paceline.metrics.metric import MetricValues, State
 from paceline.recipe.build import build
-from paceline.run.summary import expectations
+from paceline.run.summary import expectation_lines
 
 RECIPE: dict[str, Any] = {
     "name": "directed",
@@ -70,7 +70,7 @@ def test_the_best_checkpoint_and_what_is_expected_go_by_the_metric(
     run = built(tmp_path, monkeypatch, says, expect=expect)
     train(run)
     assert (run.out / "best").readlink().name == f"step-{best:08d}"
-    assert ["NOT reached" not in line for line in expectations(run)] == [is_reached, True, True]
+    assert ["NOT reached" not in line for line in expectation_lines(run)] == [is_reached, True, True]
 
 
 def test_a_metric_that_does_not_say_is_refused_where_its_values_are_used(

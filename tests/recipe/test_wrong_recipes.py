@@ -43,8 +43,7 @@ OPTIMIZER_KEYS = (
 )
 LOSSES = ", ".join(json.loads(TABLE.read_text(encoding="utf-8"))["loss"])
 OPTIMIZERS = (
-    "adadelta, adafactor, adagrad, adam, adamax, adamw, asgd, lamb, lars, lion, muon, nadam, radam, rmsprop, rprop,"
-    " sgd, timm/NAME"
+    "adadelta, adafactor, adagrad, adam, adamax, adamw, asgd, muon, nadam, radam, rmsprop, rprop, sgd, timm/NAME"
 )
 SECTIONS = (
     "extends, name, use, task, model, data, losses, optimizer, schedule, train, evaluate, checkpoint, logging, expect"

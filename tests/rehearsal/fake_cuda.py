@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -254,21 +255,24 @@ def _address(tensor: Tensor) -> int:
     return id(tensor)
 
 
-def _give_back(network: Any, compression: str) -> None:
-    """Have DDP's reducer get its buckets back as they are: a fake process group has no result of an all-reduce."""
+class _DDP(DistributedDataParallel):
+    """Its reducer gets its buckets back as they are: a fake process group has no result of an all-reduce."""
 
-    def hook(state: Any, bucket: Any) -> Any:
-        result: Any = torch.futures.Future()
-        result.set_result(bucket.buffer())
-        return result
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
 
-    hook.__annotations__ = {}  # torch compares them with classes
-    network.register_comm_hook(None, hook)
-    network.logger = Mock()  # it times passes by a clock of the device
+        def hook(state: Any, bucket: Any) -> Any:
+            result: Any = torch.futures.Future()
+            result.set_result(bucket.buffer())
+            return result
+
+        hook.__annotations__ = {}  # torch compares them with classes
+        self.register_comm_hook(None, hook)
+        self.logger = Mock()  # it times passes by a clock of the device
 
 
 _PATCHES: dict[str, Any] = {
-    "paceline.engine.strategies.ddp._compress": _give_back,
+    "paceline.engine.strategies.ddp.DistributedDataParallel": _DDP,
     "torch.cuda.is_available": lambda: True,
     "torch.cuda.is_initialized": lambda: True,
     "torch.cuda._lazy_init": lambda: None,

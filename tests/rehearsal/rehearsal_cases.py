@@ -129,7 +129,7 @@ SETTINGS = [
     _case("activation checkpointing of a ViT", "mae.yaml", "train.activation_checkpointing=blocks",
           "train.precision=bf16", _TRAIN_ONLY),
     _case("world", "classification_sample", _SMALL, "train.reproducible=world", _TRAIN_ONLY),
-    _case("lamb", "mae.yaml", "optimizer=lamb", "train.precision=bf16", _TRAIN_ONLY, may_wait=True),
+    _case("lamb", "mae.yaml", "optimizer=timm/lamb", "train.precision=bf16", _TRAIN_ONLY, may_wait=True),
 ]  # fmt: skip
 
 PROCESSES = [

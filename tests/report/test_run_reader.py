@@ -16,13 +16,13 @@ from paceline.core.errors import DataError, UsageError
 from paceline.core.file_lock import lock_file
 from paceline.loggers.jsonl import truncate_after
 from paceline.report.page import different_keys, write_report
-from paceline.report.run_reader import RunReader
+from paceline.report.run_reader import read_run
 
 BYTES = 1_000_000
 
 
 def read(folder: Path) -> dict[str, Any]:
-    return RunReader(folder).read(BYTES)
+    return read_run(folder, BYTES)
 
 
 def column(run: dict[str, Any], split: str, metric: str) -> dict[int, float]:
@@ -85,9 +85,8 @@ def test_skipped_samples_are_counted(tmp_path: Path) -> None:
 def test_worst_samples_are_read_with_their_images_as_far_as_they_fit(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     assert read(folder)["worst"] == {}
-    reader = RunReader(folder)
     write_worst_samples(folder)
-    found = reader.read(BYTES)["worst"]["val"]
+    found = read_run(folder, BYTES)["worst"]["val"]
     assert (found["step"], found["error"]) == (40, "cross-entropy")
     rows = [(each["sample"], each["path"], each["error"], each["captions"]) for each in found["samples"]]
     caption = "<i>dog</i>, not cat"
@@ -99,37 +98,35 @@ def test_worst_samples_are_read_with_their_images_as_far_as_they_fit(tmp_path: P
     first, none, last = (each["image"] for each in found["samples"])
     assert none is None
     assert first["uri"].startswith("data:image/webp;base64,")
-    few = reader.read(4 * len(first["uri"]))["worst"]["val"]["samples"]
+    few = read_run(folder, 4 * len(first["uri"]))["worst"]["val"]["samples"]
     assert [each["image"] for each in few] == [first, None, None]
     assert last["width"] == first["width"]
 
 
 def test_images_are_bounded_and_the_newest_stay(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", num_steps=200)
-    reader = RunReader(folder)
-    all_images = reader.read(BYTES)["images"]
+    all_images = read_run(folder, BYTES)["images"]
     assert len(all_images) == 2 * 6
     room = sum(len(each["uri"]) for each in all_images) // 3
-    few = reader.read(room)["images"]
+    few = read_run(folder, room)["images"]
     assert sum(len(each["uri"]) for each in few) <= room
     assert {each["step"] for each in few if each["name"] == "predictions"} >= {200}
 
 
 def test_a_growing_run_is_read_on_and_a_resumed_one_again(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", ends=False)
-    reader = RunReader(folder)
-    before = reader.read(BYTES)
+    before = read_run(folder, BYTES)
     metrics = folder / "metrics.jsonl"
     torn = b'{"step": 42, "epoch": 4.2, "split": "train", "loss": 0.5'
     with metrics.open("ab") as file:
         file.write(torn)
-    assert column(reader.read(BYTES), "train", "loss") == column(before, "train", "loss")
+    assert column(read_run(folder, BYTES), "train", "loss") == column(before, "train", "loss")
     with metrics.open("ab") as file:
         file.write(b"}\n")
     write_images(folder, 42)
-    assert column(reader.read(BYTES), "train", "loss")[42] == 0.5
+    assert column(read_run(folder, BYTES), "train", "loss")[42] == 0.5
     truncate_after(metrics, 20)
-    assert max(column(reader.read(BYTES), "train", "loss")) == 20
+    assert max(column(read_run(folder, BYTES), "train", "loss")) == 20
 
 
 def test_a_run_is_running_as_long_as_its_lock_is_held(tmp_path: Path) -> None:
@@ -151,9 +148,9 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="run directory"):
-        RunReader(tmp_path)
+        read(tmp_path)
     with pytest.raises(UsageError, match="folder"):
-        RunReader(tmp_path / "nothing")
+        read(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("side", [6_000, 20_000], ids=["larger than ours", "more than Pillow opens"])
@@ -162,9 +159,8 @@ def test_an_image_of_too_many_pixels_is_left_out(tmp_path: Path, capsys: pytest.
     path = folder / "images" / "val-predictions-00000050.png"
     header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)))
-    reader = RunReader(folder)
-    assert {each["step"] for each in reader.read(BYTES)["images"]} == {10, 20, 30, 40}
-    reader.read(BYTES)
+    assert {each["step"] for each in read_run(folder, BYTES)["images"]} == {10, 20, 30, 40}
+    read_run(folder, BYTES)
     (reported,) = capsys.readouterr().err.splitlines()
     assert str(path) in reported
 

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from paceline import cli
 SCRIPTS = Path(__file__).resolve().parents[1] / "tasks" / "scripts"
 KINDS = ["detection", "instance_segmentation", "keypoints", "saliency", "segmentation", "video"]
 TASKS = [*KINDS, "masked_autoencoder"]
+PADDED = ["padded_detection", "padded_saliency"]
+"""Of these, images differ in size, and steps hold images of similar aspect ratio."""
 NUMBER, NUM_VAL = 28, 7  # 21 to learn from: steps of 6, 6, 6 and 3; neither 2 nor 3 processes divide 7
 STEPS = 6
 
@@ -34,7 +37,7 @@ _COMMON: dict[str, Any] = {
 
 def write_sample(kind: str, folder: Path) -> Path:
     """The data of a task, written by the command; a recipe file of that kind beside them."""
-    drawn = {"masked_autoencoder": "classification"}.get(kind, kind)
+    drawn = {"masked_autoencoder": "classification"}.get(kind, kind.removeprefix("padded_"))
     assert cli.main(["sample", drawn, str(folder / kind), "--number", str(NUMBER)]) == 0
     recipe = folder / f"{kind}.json"
     recipe.write_text(json.dumps(small_recipe(kind, folder / kind)), encoding="utf-8")
@@ -176,11 +179,24 @@ def _masked_autoencoder(data: Path) -> dict[str, Any]:
     }
 
 
+def _padded(kind: str, data: Path) -> dict[str, Any]:
+    recipe = _RECIPES[kind](data)
+    moved = {"detection": {"name": "random_iou_crop"}, "saliency": {"name": "random_rotation", "degrees": 10}}[kind]
+    shortest = {"name": "random_shortest_size", "min_size": [40, 52, 64], "max_size": 80}
+    changes = [moved, shortest, {"name": "random_horizontal_flip"}, _NORMALIZE, {"name": "random_erasing"}]
+    recipe["data"]["train"]["transforms"] = changes
+    recipe["data"]["val"]["transforms"] = [{"name": "resize", "size": 48, "max_size": 64}, _NORMALIZE]
+    recipe["data"]["aspect_ratio_group_factor"] = 1
+    return recipe | {"task": {"name": kind, "flip": True}}
+
+
 _RECIPES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "detection": _detection,
     "instance_segmentation": _instance_segmentation,
     "keypoints": _keypoints,
     "masked_autoencoder": _masked_autoencoder,
+    "padded_detection": partial(_padded, "detection"),
+    "padded_saliency": partial(_padded, "saliency"),
     "saliency": _saliency,
     "segmentation": _segmentation,
     "video": _video,

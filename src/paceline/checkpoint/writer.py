@@ -47,11 +47,13 @@ class Saver:
     """Saves one checkpoint at a time to a store, from its own thread.
 
     A failed save is a result, not an exception: earlier checkpoints are unchanged, and the next save tries again. Each
-    rank that writes shards has a saver; `token` is equal on all of them and new for every start of the run.
+    rank that writes shards has a saver; `token` is equal on all of them and new for every start of the run. One of a
+    rank that writes nothing only knows which step was saved last.
     """
 
-    def __init__(self, store: Store, rank: int = 0, world_size: int = 1, token: str = "") -> None:
+    def __init__(self, store: Store, rank: int = 0, world_size: int = 1, token: str = "", writes: bool = True) -> None:
         self.store = store
+        self._writes = writes
         self._rank = SaveRank(rank, world_size, token)
         self._buffer = torch.empty(0, dtype=torch.uint8)  # reused, and grown when needed
         self._thread: threading.Thread | None = None
@@ -75,6 +77,9 @@ class Saver:
         metrics: Mapping[str, float],
     ) -> None:
         """Copy everything, then write it in the background. Waits for an earlier save to finish."""
+        if not self._writes:
+            self._started_step = step
+            return
         started = time.perf_counter()
         self._join()
         waited = time.perf_counter() - started
@@ -102,7 +107,7 @@ class Saver:
     def record_metrics(self, step: int, metrics: Mapping[str, float]) -> Saved | None:
         """Add metrics to the checkpoint of a step, if this rank commits it and it was saved; see `Store`."""
         self._join()
-        if self._rank.rank or self.has_failed or self.last_step != step:
+        if not self._writes or self._rank.rank or self.has_failed or self.last_step != step:
             return None
         return self.store.record_metrics(step, metrics)
 
@@ -154,23 +159,6 @@ class Saver:
             result = replace(result, error=str(error))
         self.has_failed = result.error is not None
         self._results.append(replace(result, seconds=time.perf_counter() - started))
-
-
-class NoSaver(Saver):
-    """The saver of a rank that writes nothing: it knows which step was saved last."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store, rank=1, world_size=2)
-
-    def start(
-        self,
-        step: int,
-        model: Mapping[str, Tensor | TensorShard],
-        state: Tree,
-        metrics: Mapping[str, float],
-    ) -> None:
-        """Record the step."""
-        self._started_step = step
 
 
 def _lower_priority() -> None:

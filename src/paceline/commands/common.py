@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.errors import RecipeError, UsageError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import RecipeError, missing_extra
 from paceline.launch.environment import find_place
 
 if TYPE_CHECKING:
@@ -113,17 +112,6 @@ def run_directory(reference: str) -> Path | None:
     if not place.is_dir() or (reference in shipped_recipes() and not (place / "recipe.yaml").is_file()):
         return None
     return run_recipe(place).parent
-
-
-def is_in_use(run: Path) -> bool:
-    """Whether a process works on a run."""
-    from paceline.run.directory import check_free
-
-    try:
-        check_free(run)
-    except UsageError:
-        return True
-    return False
 
 
 def use_modules(names: Sequence[str], reference: str) -> None:

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from paceline.commands.common import add_json, add_trained_run, print_json, print_notes
-from paceline.core.errors import UsageError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import UsageError, missing_extra
 from paceline.core.text import pluralize
 
 

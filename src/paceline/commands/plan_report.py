@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.loggers.tables import print_table
-from paceline.plan.communication import DEVICES_OF_A_MACHINE, LINK_EFFICIENCY, NETWORK
-from paceline.plan.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
+from paceline.plan.cost import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, DEVICES_OF_A_MACHINE, LINK_EFFICIENCY, NETWORK
 from paceline.plan.devices import Device, Speed
 from paceline.plan.memory import CATEGORIES
 from paceline.plan.rows import Estimate, Refused, Row, Unrehearsed, estimate

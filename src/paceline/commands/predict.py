@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
 
     checked = check_run(options.run, options.use, flips=options.tta, min_score=options.score)
     print_notes(checked.notes)
-    earlier = _earlier_predictions(out)
+    _check_out(out)
     train = checked.recipe.train
     code = launch_if_needed(options, train.device, train.devices, train.strategy.name)
     if code is not None:
@@ -71,55 +71,41 @@ def main(options: argparse.Namespace) -> int:
             bar.update(task, advance=number * world.size, total=total)
 
         if world.is_main:
-            _write_about(out, options.run, predictor.checkpoint)
+            _begin(out, options.run, predictor.checkpoint)
         found = predictor.predict_files(options.inputs, out, options.images, progress)
     if found.problem:
         raise UsageError(found.problem)
     if not found.num_samples:
         raise DataError(f"none of {pluralize(found.num_skipped, 'input')} can be read")
     if predictor.run.world.is_main:
-        _remove(earlier, out)
         skipped = f", {found.num_skipped:,} skipped" if found.num_skipped else ""
         print(f"step {predictor.checkpoint.step}, {predictor.checkpoint.path}", file=sys.stderr)
         print(f"{pluralize(found.num_samples, 'input')} predicted{skipped}; see {out}")
     return 0
 
 
-def _earlier_predictions(out: Path) -> dict[Path, tuple[int, int]]:
-    """The files of an earlier prediction in the folder; raises UsageError if the folder holds anything else."""
+def _check_out(out: Path) -> None:
+    """Raise UsageError if the folder holds anything but an earlier prediction, which is replaced."""
     held = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     if held and _ABOUT not in held:
         raise UsageError(
             f"--out {out} is not empty, and no earlier prediction: it holds {join_first(held, 5)}; choose a new or"
             " empty folder, since files of the same names would be replaced"
         )
-    own = {out / name: suffix for name, suffix in _FOLDERS.items() if not (out / name).is_symlink()}
-    files = (path for folder, suffix in own.items() for path in folder.rglob(f"*.{suffix}"))
-    return {path: _stamp(path) for path in (*out.glob("predictions.*"), *files)} if held else {}
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    """What differs once a file is written again."""
-    status = path.lstat()
-    return status.st_ino, status.st_mtime_ns
-
-
-def _write_about(out: Path, run: Path, checkpoint: Checkpoint) -> None:
+def _begin(out: Path, run: Path, checkpoint: Checkpoint) -> None:
+    """Remove an earlier prediction, and write which checkpoint predicts now."""
     about = {"run": str(run), "checkpoint": str(checkpoint.path), "step": checkpoint.step}
     try:
         out.mkdir(parents=True, exist_ok=True)
+        own = {out / name: suffix for name, suffix in _FOLDERS.items() if not (out / name).is_symlink()}
+        files = (path for folder, suffix in own.items() for path in folder.rglob(f"*.{suffix}"))
+        for path in [*out.glob("predictions.*"), *files]:
+            path.unlink()
+        for folder in own:
+            with suppress(OSError):  # not there, or not empty
+                folder.rmdir()
         replace_file(out / _ABOUT, f"{json.dumps(about, indent=2)}\n".encode())
     except OSError as error:
         raise UsageError(f"--out {out} cannot be written: {error.strerror or error}") from error
-
-
-def _remove(earlier: dict[Path, tuple[int, int]], out: Path) -> None:
-    """Remove what an earlier prediction has written and this one has not, and the folders that are empty then."""
-    for path, stamp in earlier.items():
-        with suppress(FileNotFoundError):
-            if _stamp(path) == stamp:
-                path.unlink()
-    for folder in (out / name for name in _FOLDERS):
-        for place in sorted([*folder.rglob("*"), folder], key=lambda each: -len(each.parts)):
-            with suppress(OSError):  # a file, or not empty
-                place.rmdir()

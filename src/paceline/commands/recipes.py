@@ -31,13 +31,10 @@ def main(options: argparse.Namespace) -> int:
         ]
         print_json({"recipes": found})
         return 0
-    rows = []
+    width = max(map(len, recipes))
     for name, recipe in recipes.items():
         expected = ", ".join(f"{metric} {value:g}" for metric, value in recipe.expect.items())
-        rows.append((name, recipe.task.name, expected, about[name]))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(f"{name:<{width}}  {recipe.task.name:<18}  {expected:<30}  {about[name]}")
     return 0
 
 

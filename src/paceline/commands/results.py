@@ -9,11 +9,11 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.commands.common import add_json, is_in_use, print_json
+from paceline.commands.common import add_json, print_json
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.text import doubled_loss, format_metric, join_first, pluralize
 
@@ -108,7 +108,7 @@ def _read_all(runs: Sequence[Path], split: str | None, best: bool) -> list[Row]:
                 raise
             print(f"skipped: {error}", file=sys.stderr)
             continue
-        own = [_as_it_is(each) for each in (bests if best else last) if split in (None, *_names(each.split))]
+        own = [each for each in (bests if best else last) if split in (None, *_names(each.split))]
         if not own:
             print(f"skipped: {folder}: it has no such metrics", file=sys.stderr)
         # The values that change training or what is measured.
@@ -121,12 +121,6 @@ def _read_all(runs: Sequence[Path], split: str | None, best: bool) -> list[Row]:
 def _names(split: str) -> tuple[str, str]:
     """What `--split` may call a split: `test.NAME` is also `test`."""
     return split, split.partition(".")[0]
-
-
-def _as_it_is(result: Result) -> Result:
-    """The state of a run; "killed" if it is unfinished and no process works on it."""
-    is_killed = result.state == "running" and not is_in_use(result.folder)
-    return replace(result, state="killed") if is_killed else result
 
 
 def _grouped(rows: Sequence[Row]) -> list[Group]:

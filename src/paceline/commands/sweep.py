@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.common import add_json, add_recipe, check_extras, print_json, recipe_file, use_modules
-from paceline.commands.slurm import array_script, check_time, make_job
-from paceline.core.atomic_write import replace_file
 from paceline.core.errors import RecipeError, Stopped, UsageError
 from paceline.core.process import StopRequest
 from paceline.core.text import pluralize
@@ -32,12 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--samples", type=int, metavar="N", help="draw N random trials (default: all combinations)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the random trials (default: 0)")
-    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: 1; with --slurm: all)")
+    parser.add_argument("--jobs", type=int, metavar="N", default=1, help="runs at a time (default: 1)")
     parser.add_argument("--procs", type=int, metavar="N", help="processes of each run, as for train")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME-sweep)")
     parser.add_argument("--retry", action="store_true", help="start failed runs again too")
-    parser.add_argument("--slurm", action="store_true", help="write a Slurm job array instead of running anything")
-    parser.add_argument("--time", metavar="HH:MM:SS", help="with --slurm: time limit of one job")
     add_json(parser)
 
 
@@ -48,7 +44,6 @@ def main(options: argparse.Namespace) -> int:
     for name in ("jobs", "procs"):
         if getattr(options, name) is not None and not 1 <= getattr(options, name) <= _MOST:
             raise UsageError(f"--{name}: expected a number from 1 to {_MOST}, got {getattr(options, name)}")
-    check_time(options.time)
     from paceline.commands.sweep_trials import SweepFile
     from paceline.recipe.search_space import read_search_space
     from paceline.run.directory import check_writable, hold_lock
@@ -62,17 +57,17 @@ def main(options: argparse.Namespace) -> int:
     shared = {"recipe": file_name, "overrides": space.shared, "use": options.use}
     SweepFile(out, shared, trials)  # a folder of something else is refused before it is locked
 
+    processes = [] if options.procs is None else ["--procs", str(options.procs)]
+
     def words(trial: Trial) -> list[str]:
         """The arguments of `paceline` that train a trial."""
         overrides = [*space.overrides(trial.overrides), f"name={recipe.name}-{trial.run}"]
         used = [word for module in options.use for word in ("--use", module)]
-        return ["train", file_name, *overrides, *used, "--out", str(out / trial.run), *_processes(options)]
+        return ["train", file_name, *overrides, *used, "--out", str(out / trial.run), *processes]
 
     with hold_lock(out):
         file = SweepFile(out, shared, trials)
         file.write()
-        if options.slurm:
-            return _write_array(file, recipe, words, options)
         return _run(file, recipe, words, options)
 
 
@@ -95,26 +90,15 @@ def _check_all(file_name: str, space: SearchSpace, trials: Sequence[tuple[str, .
     return recipes[0]
 
 
-def _processes(options: argparse.Namespace) -> list[str]:
-    """What says how many processes a run has; in a job, Slurm starts several, and one must not start others."""
-    number = (options.procs or 1) if options.slurm else options.procs
-    return [] if number is None or (options.slurm and number > 1) else ["--procs", str(number)]
-
-
-def _due(file: SweepFile, is_retried: bool) -> list[Trial]:
-    """The trials that are to be started or resumed."""
-    left_out = ("finished", "running") if is_retried else ("finished", "running", "failed")
-    return [trial for trial in file.wanted if trial.state not in left_out]
-
-
 def _run(file: SweepFile, recipe: Recipe, words: Callable[[Trial], list[str]], options: argparse.Namespace) -> int:
     from paceline.commands.sweep_trials import run_trials
     from paceline.launch.job_pool import JobPool
 
-    due = _due(file, options.retry)
+    left_out = ("finished", "running") if options.retry else ("finished", "running", "failed")
+    due = [trial for trial in file.wanted if trial.state not in left_out]
     counts = ", ".join(f"{number} {state}" for state, number in Counter(each.state for each in file.wanted).items())
     print(f"sweep    {pluralize(len(file.wanted), 'trial')} in {file.out}: {counts}", file=sys.stderr)
-    num_jobs = min(options.jobs or 1, len(file.wanted))  # as many as at the first start: shares of cores change results
+    num_jobs = min(options.jobs, len(file.wanted))  # as many as at the first start: shares of cores change results
     devices = [] if recipe.train.device == "cpu" else _devices()
     if devices and num_jobs > 1 and recipe.train.devices:
         raise UsageError("train.devices is incompatible with --jobs, which divides the devices; remove one of them")
@@ -165,20 +149,3 @@ def _exit_code(file: SweepFile, stop: StopRequest) -> int:
     if "failed" in states:
         return 1
     return 0 if set(states) == {"finished"} else Stopped.exit_code
-
-
-def _write_array(
-    file: SweepFile, recipe: Recipe, words: Callable[[Trial], list[str]], options: argparse.Namespace
-) -> int:
-    """Write a script that trains each unfinished trial as a task of a job array."""
-    due = _due(file, options.retry)
-    if not due:
-        print(
-            f"nothing to submit: {pluralize(len(file.wanted), 'trial')} in {file.out} are done or run", file=sys.stderr
-        )
-        return 0
-    script, tasks = file.out / "array.sh", {int(trial.run): words(trial) for trial in due}
-    job = make_job(recipe, f"{recipe.name}-sweep", options.time, options.procs or 1)
-    replace_file(script, array_script(job, tasks, options.jobs).encode())
-    print(f"wrote {script} with {pluralize(len(due), 'task')}; submit it with: sbatch {script}", file=sys.stderr)
-    return 0

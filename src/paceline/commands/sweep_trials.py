@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.commands.common import is_in_use, progress_bar
+from paceline.commands.common import progress_bar
 from paceline.core.atomic_write import is_partial, replace_file
 from paceline.core.errors import Stopped, UsageError
+from paceline.core.file_lock import LOCK, is_held
 from paceline.core.process import StopRequest
 from paceline.core.regular_file import read_json
 from paceline.core.text import join_first, pluralize
@@ -20,7 +21,6 @@ from paceline.launch.job_pool import JobPool
 from paceline.launch.launcher import worker_command
 from paceline.loggers.messages import duration
 from paceline.loggers.results import read_state
-from paceline.run.directory import LOCK
 
 SWEEP = "sweep.json"
 _MAX_BYTES = 1 << 24
@@ -89,11 +89,11 @@ class SweepFile:
         return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
     def _refresh(self, trial: Trial) -> None:
-        """Take the state from the run directory, where a job of Slurm or a user may have continued the run."""
+        """Take the state from the run directory, where a user may have continued the run."""
         found = read_state(self.folder(trial))
         if found == "finished":
             trial.state, trial.exit_code, trial.reason = "finished", 0, None
-        elif is_in_use(self.folder(trial)):
+        elif is_held(self.folder(trial) / LOCK):
             trial.state = "running"
         elif found == "failed" and trial.state != "failed":
             trial.state, trial.reason = "failed", self.failure_reason(trial)

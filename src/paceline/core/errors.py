@@ -1,10 +1,11 @@
-"""Errors that users see, each with its exit code."""
+"""Errors that users see, each with its exit code; and what is said of packages that are not installed."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 
 
 class PacelineError(Exception):
@@ -98,3 +99,26 @@ def in_one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+_PACKAGES = {
+    "dali": ["nvidia.dali"],
+    "excel": ["openpyxl"],
+    "mlflow": ["mlflow"],
+    "onnx": ["onnx", "onnxscript", "onnxruntime"],
+    "video": ["av"],
+    "wandb": ["wandb"],
+}
+
+
+def missing_extra(extra: str) -> str:
+    """The packages of an extra that are not installed, and how to install them; empty if all are there."""
+    missing = [name for name in _PACKAGES[extra] if not _is_installed(name)]
+    are = "is" if len(missing) == 1 else "are"
+    return f"{', '.join(missing)} {are} not installed: pip install 'paceline[{extra}]'" if missing else ""
+
+
+def _is_installed(name: str) -> bool:
+    with suppress(ModuleNotFoundError):  # of the package around it
+        return find_spec(name) is not None
+    return False

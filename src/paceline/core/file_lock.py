@@ -10,6 +10,8 @@ import re
 import time
 from pathlib import Path
 
+LOCK = ".lock"
+"""The lock file of a run directory."""
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # by some network file systems
 _POLL_SECONDS = 0.02
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -70,6 +72,18 @@ def is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock of a file; True too where a lock cannot tell, as on some file systems."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not (try_lock(descriptor, shared=True) and is_seen_everywhere(path))
+    finally:
+        os.close(descriptor)
 
 
 def is_seen_everywhere(path: Path) -> bool:

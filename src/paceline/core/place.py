@@ -1,9 +1,11 @@
-"""The rank of this process, from environment variables. Needs no torch."""
+"""Environment variables: the rank of this process, and what it sets for torch and its children. Needs no torch."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from paceline.core.errors import UsageError
@@ -12,6 +14,8 @@ HERE = "127.0.0.1"
 FIRST_PORT = 20000  # below the ports that systems give out on their own
 LAST_PORT = 65535
 _MOST = 10**10
+_before: dict[str, str | None] = {}
+_is_inside: list[bool] = []
 
 
 @dataclass(frozen=True)
@@ -77,3 +81,37 @@ def read_place(variables: Mapping[str, str]) -> Place | None:
     local_rank = found.get("LOCAL_RANK", rank % local_world, high=local_world - 1)
     port = found.get("MASTER_PORT", FIRST_PORT, low=1, high=LAST_PORT)
     return Place(rank, world, local_rank, local_world, variables.get("MASTER_ADDR") or HERE, port)
+
+
+def set_variables(variables: Mapping[str, str]) -> None:
+    """Set environment variables until the outermost `restored_variables` ends."""
+    for name, value in variables.items():
+        _before.setdefault(name, os.environ.get(name))
+        os.environ[name] = value
+
+
+def set_missing_variables(variables: Mapping[str, str]) -> None:
+    """The same for those that are not set yet."""
+    set_variables({name: value for name, value in variables.items() if name not in os.environ})
+
+
+@contextmanager
+def restored_variables() -> Iterator[None]:
+    """Put back what `set_variables` changes inside: a Python program that runs a command keeps its environment."""
+    if _is_inside:
+        yield
+        return
+    outside = dict(_before)  # set by a run that was built in this program, and still in use
+    _before.clear()
+    _is_inside.append(True)
+    try:
+        yield
+    finally:
+        for name, value in _before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _before.clear()
+        _before.update(outside)
+        _is_inside.clear()

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from paceline.core.errors import DataError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import DataError, missing_extra
 from paceline.core.process import num_cores
 from paceline.core.threads import map_in_order
 from paceline.data.batch import Batch, Sample, as_arrays, collate

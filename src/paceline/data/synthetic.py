@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.core.errors import UsageError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import UsageError, missing_extra
 from paceline.data.datasets.keypoints import known_keypoints
 from paceline.visualize.colors import class_colors
 

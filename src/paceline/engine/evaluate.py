@@ -27,9 +27,8 @@ from paceline.data.rng import derive
 from paceline.data.sampler import BatchSlice, evaluation_slices, rank_slices
 from paceline.data.skip_list import Skipped
 from paceline.engine.predictions import make_writers
-from paceline.engine.replicas import KeptReplica, Replica, make_replicas
 from paceline.engine.run import EvaluationSet, Run
-from paceline.engine.stateful import unchanged
+from paceline.engine.stateful import KeptState, Replica, keep_replica, make_replicas
 from paceline.engine.visualizer import Drawn, Visualizer
 from paceline.engine.watchdog import EVALUATING
 from paceline.loggers.events import EvaluationProgress, Snapshot
@@ -166,9 +165,9 @@ def measure_batches(
     Threads share the generators of the process. From the first batch in which something draws, there is one thread.
     """
     original = Replica(run.model, run.task, metrics, run.state.parts)
-    replicas: SimpleQueue[tuple[Replica, KeptReplica]] = SimpleQueue()
+    replicas: SimpleQueue[tuple[Replica, KeptState]] = SimpleQueue()
     for each in make_replicas(original, num_parallel(run, split_set)):
-        replicas.put((each, KeptReplica(each)))
+        replicas.put((each, keep_replica(each)))
     saved = set[int]()
 
     def measure(number: int, fetched: Batch, undrawn: object = None) -> MeasuredBatch | None:
@@ -318,7 +317,7 @@ def evaluation_mode(run: Run, threads: int) -> Iterator[None]:
     run.model.eval()
     torch.set_num_threads(threads)
     try:
-        with unchanged_generators(), unchanged(run.state.parts):
+        with unchanged_generators(), KeptState((), run.state.parts):
             yield
     finally:
         run.strategy.reshard()

@@ -24,6 +24,7 @@ from paceline.engine.predictions import (
     file_writers,
     kind_of,
     row_metric,
+    table_extension,
 )
 from paceline.engine.run import EvaluationSet, Run
 from paceline.metrics.metric import State
@@ -34,7 +35,6 @@ from paceline.visualize.image import Image, fit, save_jpeg, to_image, to_rgb
 _MAX_SIDE = 1024  # pixels of a drawn image
 _CLIP_SIDE = 320
 _DRAWS = ("draw_prediction", "draw")
-_TABLES: dict[Kind, tuple[str, ...]] = {"boxes": (".json",), "instances": (".json",), "keypoints": (".csv", ".json")}
 
 
 class Predicted(NamedTuple):
@@ -68,12 +68,10 @@ def predict(
 
 
 def prediction_writers(folder: Path, dataset: Dataset, task: Task, draws: bool) -> list[PredictionWriter]:
-    """What writes predictions below a folder: PNG maps, COCO JSON of objects and keypoints, or tables; and images."""
-    kind = kind_of(task)
-    table_files = [folder / f"predictions{extension}" for extension in _TABLES.get(kind, (".csv", ".jsonl"))]
-    writers = file_writers(
-        task, dataset, folder / ("masks" if kind in ("maps", "instances") else "outputs"), table_files
-    )
+    """What writes predictions below a folder: PNG maps, COCO JSON of objects and keypoints, or a table; and images."""
+    has_maps = kind_of(task) in ("maps", "instances")
+    maps, table = folder / ("masks" if has_maps else "outputs"), folder / "predictions"
+    writers = file_writers(task, dataset, maps, table.with_suffix(table_extension(task)))
     return [*writers, DrawnImages(folder / "images", dataset, task)] if draws else writers
 
 

@@ -1,11 +1,10 @@
-"""What tasks predict as rows of all samples, and those as CSV, JSON lines and COCO's result files."""
+"""What tasks predict as rows of all samples, and those as CSV and COCO's result files."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
@@ -88,22 +87,6 @@ def output_table(rows: Rows, dataset: Dataset, names: Sequence[str]) -> str:
     return _csv(written)
 
 
-def output_lines(rows: Rows, dataset: Dataset, names: Sequence[str]) -> str:
-    """Outputs as JSON lines: an object a sample, with each output as a number or a list."""
-    lines = []
-    for index, sample in enumerate(rows["sample"].long().tolist()):
-        outputs = {key: _plain(value[index].tolist()) for key, value in rows.items() if key != "sample"}
-        lines.append(json.dumps({**_path(dataset, sample, "path"), **outputs}) + "\n")
-    return "".join(lines)
-
-
-def _plain(value: Any) -> Any:
-    """Seven digits, as float32 has them; JSON has no numbers that are not finite."""
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return float(f"{value:.7g}") if math.isfinite(value) else None
-
-
 def coco_boxes(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
     """Detections as COCO's result files have them, and the name of each image's file."""
     return _json_array(_box_results(rows, dataset))
@@ -144,16 +127,6 @@ def coco_keypoints(rows: Rows, dataset: Dataset, names: Sequence[str]) -> str:
     return _json_array(results)
 
 
-def keypoint_table(rows: Rows, dataset: Dataset, names: Sequence[str]) -> str:
-    """Keypoints as a CSV file: a row a sample, with x, y and score of each, in pixels of the image."""
-    columns = [f"{name}.{part}" for name in names for part in ("x", "y", "score")]
-    written: list[list[Any]] = [["sample", *_path_column(dataset), "score", *map(as_cell, columns)]]
-    for sample, _, score, *places in rows["poses"].tolist():
-        values = [f"{value:.6g}" if place % 3 == 2 else f"{value:.3f}" for place, value in enumerate(places)]
-        written.append([int(sample), *_path_cell(dataset, sample), f"{score:.6g}", *values])
-    return _csv(written)
-
-
 def class_results(rows: Rows, classes: Sequence[str]) -> list[dict[str, Any]]:
     """What is predicted for each sample, and the probability of each class, or of the predicted one alone.
 
@@ -166,12 +139,6 @@ def class_results(rows: Rows, classes: Sequence[str]) -> list[dict[str, Any]]:
         known = dict(zip(classes if len(shares) == len(classes) else names, shares, strict=False))
         results.append({"predicted": names if has_several else next(iter(names), None), "probabilities": known})
     return results
-
-
-def class_lines(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
-    """Classes as JSON lines: the file, the predicted classes, and the probability of each class."""
-    found = zip(rows["file"].tolist(), class_results(rows, classes), strict=True)
-    return "".join(json.dumps(_path(dataset, file, "path") | result) + "\n" for file, result in found)
 
 
 def class_table(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:

@@ -32,13 +32,14 @@ _KINDS: dict[str, Kind] = {
     "detection_metric": "boxes",
     "prediction_metric": "classes",
 }
-_FORMATS: dict[Kind, dict[str, tables.Formatter]] = {
-    "classes": {".csv": tables.class_table, ".jsonl": tables.class_lines},
-    "boxes": {".json": tables.coco_boxes},
-    "instances": {".json": tables.coco_instances},
-    "keypoints": {".csv": tables.keypoint_table, ".json": tables.coco_keypoints},
-    "outputs": {".csv": tables.output_table, ".jsonl": tables.output_lines},
+_TABLES: dict[Kind, tuple[str, tables.Formatter]] = {
+    "classes": (".csv", tables.class_table),
+    "boxes": (".json", tables.coco_boxes),
+    "instances": (".json", tables.coco_instances),
+    "keypoints": (".json", tables.coco_keypoints),
+    "outputs": (".csv", tables.output_table),
 }
+"""The extension and the content of what is written of all samples together."""
 
 
 def kind_of(task: object) -> Kind:
@@ -121,24 +122,28 @@ def make_writers(run: Run, split: str, prefix: str = "") -> GuardedWriters:
         return GuardedWriters([], run.world)
     place, dataset = predictions_place(run, f"{prefix}{split}"), run.evaluations[split].loader.dataset
     folder = place if kind_of(run.task) == "maps" else place.with_suffix("")
-    return GuardedWriters(file_writers(run.task, dataset, folder, [place]), run.world)
+    return GuardedWriters(file_writers(run.task, dataset, folder, place), run.world)
 
 
 def predictions_place(run: Run, split: str) -> Path:
     """The folder of a split's predictions, or their file."""
-    extensions: dict[Kind, str] = {"maps": "", "boxes": ".json", "instances": ".json", "keypoints": ".json"}
-    return run.out / "predictions" / f"{split}{extensions.get(kind_of(run.task), '.csv')}"
+    return run.out / "predictions" / f"{split}{table_extension(run.task)}"
 
 
-def file_writers(task: Any, dataset: Dataset, folder: Path, table_files: Sequence[Path]) -> list[PredictionWriter]:
-    """The writers of what a task predicts: maps and arrays into a folder, all else into tables."""
+def table_extension(task: object) -> str:
+    """The extension of a task's table; empty for maps, which have none."""
+    return _TABLES.get(kind_of(task), ("",))[0]
+
+
+def file_writers(task: Any, dataset: Dataset, folder: Path, table_file: Path) -> list[PredictionWriter]:
+    """The writers of what a task predicts: maps and arrays into a folder, all else into a table."""
     kind = kind_of(task)
     if kind == "maps":
         return [MapFolder(folder, dataset, task.maps, getattr(task, "palette", None))]
-    writers: list[PredictionWriter] = [PredictionTable(path, dataset, task) for path in table_files]
+    table = PredictionTable(table_file, dataset, task)
     if kind == "instances":
-        return [*writers, MapFolder(folder, dataset, task.instance_maps)]
-    return [*writers, ArrayFolder(folder, dataset, task)] if kind == "outputs" else writers
+        return [table, MapFolder(folder, dataset, task.instance_maps)]
+    return [table, ArrayFolder(folder, dataset, task)] if kind == "outputs" else [table]
 
 
 class MapFolder(PredictionWriter):
@@ -187,13 +192,13 @@ class ArrayFolder(PredictionWriter):
 
 
 class PredictionTable(PredictionWriter):
-    """Writes the predictions of a split into one file, in the format of its extension, at the end of its evaluation."""
+    """Writes the predictions of a split into one file, at the end of its evaluation."""
 
     def __init__(self, path: Path, dataset: Dataset, task: Any) -> None:
         self.metrics = [row_metric(task)]
         self._path, self._dataset = path, dataset
         kind = kind_of(task)
-        self._format = _FORMATS[kind][path.suffix]
+        self._format = _TABLES[kind][1]
         self._names = task.joints.names if kind == "keypoints" else getattr(task, "classes", [])
 
     def finish(self, states: Sequence[State]) -> None:

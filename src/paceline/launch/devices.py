@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import UsageError
+from paceline.core.place import set_variables
 from paceline.core.text import pluralize
-from paceline.launch.variables import set_variables
 
 
 @dataclass(frozen=True)

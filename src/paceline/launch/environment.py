@@ -8,10 +8,18 @@ import zlib
 from collections.abc import Callable, Mapping
 
 from paceline.core.errors import UsageError
-from paceline.core.place import FIRST_PORT, HERE, LAST_PORT, Numbers, Place, read_place
+from paceline.core.place import (
+    FIRST_PORT,
+    HERE,
+    LAST_PORT,
+    Numbers,
+    Place,
+    read_place,
+    set_missing_variables,
+    set_variables,
+)
 from paceline.core.process import end_with_parent, num_cores
 from paceline.launch.network import is_loopback, use_interface_of
-from paceline.launch.variables import set_missing_variables, set_variables
 
 LAUNCHER = "PACELINE_LAUNCHER"  # process id of our own launcher
 RESTARTS = "PACELINE_RESTARTS"  # how often this run was restarted

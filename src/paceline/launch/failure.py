@@ -1,15 +1,26 @@
-"""Why a group of processes ended: what each reports on exit, which one failed first, and whether to restart."""
+"""Why a group of processes ended: what each reports on exit, which one failed first, and whether to restart.
+
+A process that our launcher started exits with the launcher, and reports why it ends (`run_as_worker`).
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
+import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.core.atomic_write import replace_file
-from paceline.core.errors import CheckpointError, DataError, Stopped, UsageError
+from paceline.core.errors import CheckpointError, DataError, PacelineError, Stopped, UsageError
+from paceline.core.place import Numbers
+from paceline.core.process import end_with_parent, flush_streams
+from paceline.core.temporary import share_folder
+from paceline.launch.environment import LAUNCHER, RECORDS
 
 # These codes mean a mistake of the user's or a request to stop: a restart would end the same way.
 _FINAL_CODES = {error.exit_code for error in (UsageError, DataError, CheckpointError, Stopped)}
@@ -42,10 +53,6 @@ class ExitRecord:
         """The record that `as_text` wrote."""
         return cls(**json.loads(text))
 
-    def write(self, folder: Path) -> None:
-        """Write the record into the folder, atomically."""
-        replace_file(folder / f"rank-{self.rank}.json", self.as_text().encode(), is_durable=False)
-
 
 def read_records(folder: Path) -> list[ExitRecord]:
     """The records in a folder, the earliest first."""
@@ -53,13 +60,8 @@ def read_records(folder: Path) -> list[ExitRecord]:
     return sorted(found, key=lambda record: record.time)
 
 
-def mark_done(folder: Path, rank: int) -> None:
-    """Mark the work of a process as done: a crash while it exits is no failure then."""
-    (folder / f"rank-{rank}.done").touch()
-
-
 def is_done(folder: Path, rank: int) -> bool:
-    """Whether a process has marked its work as done."""
+    """Whether a process has marked its work as done: a crash while it exits is no failure then."""
     return (folder / f"rank-{rank}.done").exists()
 
 
@@ -128,3 +130,47 @@ def _tail(process: ExitedProcess) -> str:
         return ""
     text = process.errors.read_text(encoding="utf-8", errors="replace")
     return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+
+def run_as_worker(body: Callable[[], int], text: Callable[[PacelineError], str] = str) -> int:
+    """Run the body and return its exit code; errors go to the launcher, which prints their text once for all."""
+    launcher = Numbers(os.environ).get(LAUNCHER, 0, low=1)
+    del os.environ[LAUNCHER]
+    end_with_parent(launcher)
+    share_folder(Path(os.environ[RECORDS]).parent)
+    try:
+        return _run(body)
+    except PacelineError as error:
+        report_exit(error.exit_code, text(error), explained=True)
+        return error.exit_code
+    except BrokenPipeError:  # as without a launcher; to start again would not bring the reader back
+        report_exit(1, "whatever read the output has closed it", explained=True)
+        os._exit(1)
+    except KeyboardInterrupt:
+        return 130
+    except Exception:  # noqa: BLE001 - the launcher prints it
+        report_exit(1, traceback.format_exc(), explained=False)
+        flush_streams()
+        # Destroying a broken process group may abort the process, with another exit code.
+        os._exit(1)
+    finally:
+        flush_streams()
+
+
+def _run(body: Callable[[], int]) -> int:
+    """Run the body and mark it as done, since libraries may abort while the interpreter exits."""
+    code = body()
+    flush_streams()
+    if code == 0:
+        with suppress(OSError):
+            (Path(os.environ[RECORDS]) / f"rank-{os.environ['RANK']}.done").touch()
+    return code
+
+
+def report_exit(code: int, message: str, explained: bool) -> None:
+    """Report to the launcher why this process ends; `explained` if the message is for the user."""
+    # Without the launcher the folder is gone.
+    with suppress(OSError):
+        record = ExitRecord(int(os.environ["RANK"]), code, message, explained, time.time())
+        path = Path(os.environ[RECORDS]) / f"rank-{record.rank}.json"
+        replace_file(path, record.as_text().encode(), is_durable=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paceline.core.errors import Stopped, UsageError
-from paceline.core.place import HERE
+from paceline.core.place import HERE, restored_variables, set_missing_variables
 from paceline.core.process import print_error, resume_gc
 from paceline.core.temporary import temporary_folder
 from paceline.core.text import pluralize
@@ -21,7 +21,6 @@ from paceline.launch.environment import take_place, threads_of_each
 from paceline.launch.machines import Launch, join_machines
 from paceline.launch.network import Endpoint, address_towards, use_interface_of, watch
 from paceline.launch.supervisor import Interrupted, StopSignals, Supervisor
-from paceline.launch.variables import restored_variables, set_missing_variables
 
 _KILLED = 130
 _MIN_LIMIT, _PER_CORE = 32, 4  # a typo must not start processes until memory is full

@@ -12,8 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from paceline.core.errors import UsageError
-from paceline.core.place import HERE
-from paceline.launch.variables import set_missing_variables
+from paceline.core.place import HERE, set_missing_variables
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of <linux/sockios.h>
 

@@ -42,7 +42,12 @@ def _finite(value: Any) -> Any:
 
 def read_records(path: Path) -> list[Record]:
     """All records of the file, without an incomplete last line; none if there is no file."""
-    return [record for _, record in _parsed_lines(path)]
+    return list(iterate_records(path))
+
+
+def iterate_records(path: Path) -> Iterator[Record]:
+    """As `read_records`, one by one."""
+    return (record for _, record in _parsed_lines(path))
 
 
 _NOT_METRICS = {"step", "epoch", "split", "num_samples", "num_skipped", "clock", "smoothed"}
@@ -55,32 +60,6 @@ def metrics_of(record: Record) -> dict[str, float | None]:
 
 def _is_metric(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-class RecordReader:
-    """Reads the records of a file that still grows: each call of `read` goes on where the last one ended."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._inode = self._offset = self._num_lines = 0
-
-    def is_replaced(self) -> bool:
-        """Whether the file was cut or replaced since, as a resume does; then it is read from its start again."""
-        try:
-            status = self.path.stat()
-        except OSError:
-            return False
-        is_new = status.st_ino != self._inode or status.st_size < self._offset
-        if is_new:
-            self._inode, self._offset, self._num_lines = status.st_ino, 0, 0
-        return is_new
-
-    def read(self) -> Iterator[Record]:
-        """The records of all lines that are complete by now; none if there is no file."""
-        for line, record in _parsed_lines(self.path, self._offset, self._num_lines):
-            self._offset += len(line)
-            self._num_lines += 1
-            yield record
 
 
 def truncate_after(path: Path, step: int, pending: Collection[str] = ()) -> None:
@@ -97,12 +76,11 @@ def _is_kept(record: Record, step: int, pending: Collection[str]) -> bool:
     return bool(record["step"] < step or (record["step"] == step and record.get("split") not in pending))
 
 
-def _parsed_lines(path: Path, offset: int = 0, num_before: int = 0) -> Iterator[tuple[bytes, Record]]:
-    """The complete lines from `offset` on, before which there are `num_before`, with their records."""
+def _parsed_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
+    """The complete lines with their records."""
     try:
         with open_regular(path) as file:
-            file.seek(offset)
-            for number, line in enumerate(file, num_before + 1):
+            for number, line in enumerate(file, 1):
                 record = _parse(line)
                 if record is None and not line.endswith(b"\n"):
                     return  # torn

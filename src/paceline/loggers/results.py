@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 from paceline.checkpoint.best import best_step
 from paceline.core.atomic_write import sync_folder, write_all
-from paceline.core.errors import DataError, PacelineError, UsageError, in_one_line
-from paceline.core.extras import missing_extra
-from paceline.core.file_lock import is_at, lock_file
+from paceline.core.errors import DataError, PacelineError, UsageError, in_one_line, missing_extra
+from paceline.core.file_lock import LOCK, is_at, is_held, lock_file
 from paceline.core.regular_file import open_regular, read_json
 from paceline.core.text import as_cell, from_cell, starts_formula
 from paceline.loggers.events import Ended, Event, Logger, Record
@@ -119,9 +118,11 @@ def read_last_and_best(folder: Path, about: About) -> tuple[list[Result], list[R
 
 
 def read_state(folder: Path) -> str:
-    """The state in a run's status.json; "unknown" without one."""
+    """The state in a run's status.json; "killed" if that is "running" and no process is; "unknown" without one."""
     status = read_json(folder / "status.json")
     state = status.get("state") if isinstance(status, dict) else None
+    if state == "running" and not is_held(folder / LOCK):
+        return "killed"
     return state if isinstance(state, str) else "unknown"
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.torchvision_ops import import_torchvision
+from paceline.data.padding import inside_sizes
 
 _CANDIDATES = 1000  # of an image, before non-maximum suppression
 
@@ -56,6 +57,9 @@ class Detector(Protocol):
     """A model that detects objects. It may also have `count(images, targets)`, what each loss is divided by, if that
     does not depend on predictions; without, a step of several micro-batches needs a first pass without gradient. One
     whose attribute `predicts_masks` is True takes masks in its targets and gives `Instances` for `Detections`.
+
+    If its forward takes `image_sizes`, it gets the height and width of each image where images differ in size and are
+    padded with zeros on the right and below; without, it sees the zeros.
     """
 
     loss_names: Sequence[str]
@@ -65,6 +69,18 @@ class Detector(Protocol):
     ) -> LossParts | list[Detections] | list[Instances]:
         """The losses of images [N, C, H, W] beside their targets; without targets, the detections of each image."""
         ...
+
+
+ImageSizes = Sequence[tuple[int, int]]
+"""Height and width of each image of a batch, without its padding."""
+ABSENT = -100.0
+"""The logit of every class in the padding: its probability and its focal loss are 0."""
+
+
+def cells_inside(sizes: ImageSizes, shape: Sequence[int], steps: Sequence[int], device: torch.device) -> Tensor:
+    """Which cells of a feature map of `shape` begin inside their image, bool [N, H, W]; they are `steps` apart."""
+    counts = [[-(-side // step) for side, step in zip(size, steps, strict=True)] for size in sizes]
+    return inside_sizes(torch.tensor(counts), shape, device)
 
 
 def select_detections(

@@ -7,7 +7,7 @@ so that a step over several micro-batches or processes divides by the count of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -21,11 +21,12 @@ from paceline.core.errors import ArgumentError
 from paceline.core.registry import Library, register
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.core.world import constant, to_float64
-from paceline.models.detector import Detections, Instances, LossParts, Target
+from paceline.models.detector import ABSENT, Detections, ImageSizes, Instances, LossParts, Target, cells_inside
 from paceline.models.zoo import LibraryArgs, build_torchvision, torchvision_models
 
 _PREFIXES = ("fasterrcnn_", "maskrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")
 _NAMES = partial(torchvision_models, *_PREFIXES)
+_IGNORED = -1.0  # the label of an anchor that torchvision does not sample
 _PROPOSALS_AT_ONCE = 32
 _TWO_STAGES = ("fasterrcnn", "maskrcnn")
 _Sizes = Annotated[Sequence[Sequence[Positive]], Field(min_length=1)]
@@ -58,34 +59,100 @@ def build_detection(
     return TorchvisionDetector(detector, first_label, selection)
 
 
-class TorchvisionDetector(nn.Module):
+class PaddedDetector(nn.Module):
+    """What detectors of torchvision's parts share: they see no object in the padding of images that differ in size."""
+
+    pads_images = True
+    """Whether images of different sizes may be padded."""
+
+    def __init__(self, size_divisible: int) -> None:
+        super().__init__()
+        self.image_list = UnchangedImages(size_divisible)
+        self._sizes: ImageSizes | None = None
+        """The sizes of the images of the last forward pass, if any was padded."""
+        self._is_inside: Tensor | None = None
+        """Which anchors of the last forward pass are no padding, bool [N, A]; None if all are."""
+
+    def without_padding(self, images: Tensor, image_sizes: ImageSizes | None) -> list[Tensor]:
+        """The images of a forward pass, one by one."""
+        self._sizes, each = image_sizes, list(images.unbind())
+        if image_sizes is None:
+            return each
+        return [image[:, :height, :width] for image, (height, width) in zip(each, image_sizes, strict=True)]
+
+    def ignore_padding(self, rpn: Any) -> None:
+        """Have a region proposal network propose nothing in the padding, and learn nothing from it."""
+        rpn.head.register_forward_hook(self._hide_objects)
+        rpn.assign_targets_to_anchors = partial(self._assign_inside, rpn.assign_targets_to_anchors)
+
+    def _hide_objects(self, _: nn.Module, given: Any, outputs: Any) -> Any:
+        """The outputs of a region proposal head, with no object in the padding."""
+        self._is_inside = None
+        if self._sizes is None:
+            return outputs
+        objects, boxes = outputs
+        pairs = list(zip(objects, self._cells_inside(given[0]), strict=True))
+        self._is_inside = torch.cat([cells.flatten(1).repeat_interleave(each.shape[1], 1) for each, cells in pairs], 1)
+        return [each.masked_fill(~cells[:, None], ABSENT) for each, cells in pairs], boxes
+
+    def _assign_inside(self, assign: Callable[..., Any], *given: Any) -> Any:
+        """The label of each anchor and the box to match; anchors in the padding are left out of the loss."""
+        labels, boxes = assign(*given)
+        if self._is_inside is not None:
+            labels = [each.masked_fill(~inside, _IGNORED) for each, inside in zip(labels, self._is_inside, strict=True)]
+        return labels, boxes
+
+    def _cells_inside(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Which cells of feature maps each image would have alone, bool [N, H, W] of each level."""
+        assert self._sizes is not None
+        sizes = [self.image_list.padded(size) for size in self._sizes]
+        shapes = [each.shape[-2:] for each in maps]
+        steps = [[side // number for side, number in zip(self.image_list.size, shape, strict=True)] for shape in shapes]
+        return [cells_inside(sizes, *each, maps[0].device) for each in zip(shapes, steps, strict=True)]
+
+
+class TorchvisionDetector(PaddedDetector):
     """A detector of torchvision that takes images as they are: the recipe's transforms resize and normalize them."""
 
     def __init__(self, detector: Any, first_label: int, selection: Mapping[str, Any]) -> None:
-        super().__init__()
+        super().__init__(detector.transform.size_divisible)
         self.detector = detector
         self._first_label = first_label
         self.selection = selection
         """How the detections of an image are selected."""
-        detector.transform = UnchangedImages(detector.transform.size_divisible)
+        detector.transform = self.image_list
+        self.pads_images = type(detector).__name__ != "SSD"
+        """Whether images of different sizes may be padded; SSD's anchors are shares of the padded image."""
         self._counts: dict[str, Tensor | float] = {}
         """What the losses of the last forward pass are divided by."""
         kind = type(detector).__name__
         self._divisors = record_counts(detector, kind, self._counts)
         self.loss_names = tuple(self._divisors)
         self.predicts_masks = kind == "MaskRCNN"
+        if hasattr(detector, "rpn"):
+            self.ignore_padding(detector.rpn)
+        elif self.pads_images:
+            detector.head.register_forward_hook(self._hide_classes)
 
     def forward(
-        self, images: Tensor, targets: Sequence[Target] | None = None
+        self, images: Tensor, targets: Sequence[Target] | None = None, image_sizes: ImageSizes | None = None
     ) -> LossParts | list[Detections] | list[Instances]:
         """The losses of images [N, 3, H, W] beside their targets; without targets, what is detected in each image."""
+        each = self.without_padding(images, image_sizes)
         if targets is None:
-            return [sorted_detections(found, self._first_label) for found in self.detector(list(images.unbind()))]
+            return [sorted_detections(found, self._first_label) for found in self.detector(each)]
         self._counts["images"] = len(images)
         dtype = torch.float32 if hasattr(self.detector, "rpn") else images.dtype
-        wanted = torchvision_targets(targets, dtype, self._first_label)
-        losses = self.detector(list(images.unbind()), wanted)
+        losses = self.detector(each, torchvision_targets(targets, dtype, self._first_label))
         return loss_parts(losses, self._divisors, self._counts)
+
+    def _hide_classes(self, _: nn.Module, given: Any, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs of a head, with no class in the padding."""
+        if self._sizes is None:
+            return outputs
+        logits, cells = outputs["cls_logits"], torch.cat([each.flatten(1) for each in self._cells_inside(given[0])], 1)
+        inside = cells.repeat_interleave(logits.shape[1] // cells.shape[1], 1)
+        return {**outputs, "cls_logits": logits.masked_fill(~inside[..., None], ABSENT)}
 
 
 def torchvision_targets(targets: Sequence[Target], dtype: torch.dtype, first_label: int) -> list[dict[str, Tensor]]:
@@ -118,18 +185,28 @@ def loss_parts(
 
 
 class UnchangedImages(nn.Module):
-    """Takes the place of torchvision's transform: images are only padded to multiples of a number."""
+    """Takes the place of torchvision's transform: images are only padded, to one size and multiples of a number."""
 
     def __init__(self, size_divisible: int) -> None:
         super().__init__()
         self._size_divisible = size_divisible
+        self.size = (0, 0)
+        """Height and width of the padded images of the last forward pass."""
 
-    def forward(self, images: Sequence[Tensor] | Tensor, targets: Any) -> tuple[Any, Any]:
-        height, width = images[0].shape[-2:]
-        padding = (0, -width % self._size_divisible, 0, -height % self._size_divisible)
-        image_list = import_torchvision().models.detection.image_list.ImageList
-        stacked = images if isinstance(images, Tensor) else torch.stack(list(images))
-        return image_list(F.pad(stacked, padding), [(height, width)] * len(images)), targets
+    def forward(self, images: list[Tensor], targets: Any) -> tuple[Any, Any]:
+        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
+        height, width = self.size = self.padded(map(max, zip(*sizes, strict=True)))
+        if len(set(sizes)) == 1:
+            padded = F.pad(torch.stack(images), (0, width - sizes[0][1], 0, height - sizes[0][0]))
+        else:
+            pads = [(0, width - columns, 0, height - rows) for rows, columns in sizes]
+            padded = torch.stack([F.pad(each, pad) for each, pad in zip(images, pads, strict=True)])
+        return import_torchvision().models.detection.image_list.ImageList(padded, sizes), targets
+
+    def padded(self, size: Iterable[int]) -> tuple[int, int]:
+        """Height and width as multiples of the number."""
+        height, width = (side + -side % self._size_divisible for side in size)
+        return height, width
 
     def postprocess(self, found: Any, sizes: Any, original_sizes: Any) -> Any:
         return found

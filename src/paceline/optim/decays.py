@@ -33,10 +33,6 @@ Decay = Callable[[float], float]
 """The factor after so many steps."""
 EpochPoints = Annotated[Sequence[NonNegative], Field(min_length=1), Increasing()]
 StepPoints = Annotated[Sequence[CountOrZero], Field(min_length=1), Increasing()]
-Factors = Annotated[
-    Sequence[Annotated[Sequence[NonNegative], Field(min_length=2, max_length=2)]], Field(min_length=1), Increasing()
-]
-"""Pairs of a point and a factor."""
 
 _ROUNDING, _SNAP = 1e-9, 1e-6
 
@@ -248,44 +244,6 @@ def warmup_stable_decay(
         raise ArgumentError(key, f"expected a cool-down of at most {left}, got {pluralize(cooldown, 'step')}")
     curve = SHAPES[shape]
     return lambda at: 1.0 if at <= start else curve((at - start) / cooldown)
-
-
-@register.schedule("piecewise", checks=[ExactlyOneOf("point_epochs", "point_steps")])
-@_spanning(whole_run=True, is_bounded=True)
-def piecewise(
-    span: Span,
-    point_epochs: Factors | None = None,
-    point_steps: Factors | None = None,
-    between: Literal["linear", "constant"] = "linear",
-) -> Decay:
-    """Through given points: linear between them, or constant until the next."""
-    places = [None if points is None else [point[0] for point in points] for points in (point_epochs, point_steps)]
-    points = span.points("point", *places)
-    factors = [point[1] for point in either("point", point_epochs, point_steps)[1]]
-
-    def factor(at: float) -> float:
-        at += span.first
-        after = bisect_right(points, at)
-        if after == 0:
-            return factors[0]
-        before = after - 1
-        if after == len(points) or between == "constant":
-            return factors[before]
-        fraction = (at - points[before]) / (points[after] - points[before])
-        return factors[before] + (factors[after] - factors[before]) * fraction
-
-    return factor
-
-
-@register.schedule("cosine_restarts")
-def cosine_restarts(span: Span, cycles: Count = 2) -> Decay:
-    """Half a cosine `cycles` times, each from 1."""
-
-    def factor(at: float) -> float:
-        cycle = at * cycles / span.length
-        return half_cosine(cycle - min(math.floor(cycle), cycles - 1))
-
-    return factor
 
 
 @register.schedule("f3")

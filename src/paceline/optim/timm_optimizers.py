@@ -1,4 +1,4 @@
-"""timm's optimizers as `timm/NAME`, and lamb, lars, lion and muon under their own names."""
+"""timm's optimizers as `timm/NAME`, and `muon`, which sorts its parameters itself."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ _MOMENTUM = 0.9  # timm's for all that take momentum, whatever their own default
 _TYPES = {
     bool: "boolean", int: "integer", float: "number", str: "string", tuple: "array", list: "array", type(None): "null",
 }  # fmt: skip
-
-TrustClip = Annotated[bool, Field(description="The ratio only lowers a layer's learning rate (LARC).")]
-AlwaysAdapt = Annotated[bool, Field(description="Applies the ratio to layers without weight decay too.")]
 
 
 def timm_defaults(info: Any) -> dict[str, Any]:
@@ -107,55 +104,6 @@ def timm_optimizer(name: str, params: Groups, **options: Any) -> Optimizer:
     optimizer = construct(get_optimizer_class(name, bind_defaults=False), params, **options)
     _make_savable(optimizer)
     return optimizer
-
-
-@register.optimizer("lamb")
-def lamb(
-    params: Groups,
-    betas: Betas = (0.9, 0.999),
-    eps: Positive = 1e-6,
-    bias_correction: bool = True,
-    grad_averaging: bool = True,
-    max_grad_norm: Annotated[
-        Positive | None,
-        Field(description="Clips the norm of all gradients, besides the recipe's own clipping; null: no clipping."),
-    ] = 1.0,
-    trust_clip: TrustClip = False,
-    always_adapt: AlwaysAdapt = False,
-    **common: Any,
-) -> Optimizer:
-    """LAMB: Adam with a trust ratio per layer, for large batches."""
-    own = {"bias_correction": bias_correction, "grad_averaging": grad_averaging, "max_grad_norm": max_grad_norm}
-    own |= {"trust_clip": trust_clip, "always_adapt": always_adapt}
-    return timm_optimizer("lamb", params, betas=betas, eps=eps, **own, **common)
-
-
-@register.optimizer("lars")
-def lars(
-    params: Groups,
-    momentum: PartialShare = 0.9,
-    dampening: PartialShare = 0.0,
-    nesterov: bool = False,
-    trust_coeff: Positive = 0.001,
-    eps: Positive = 1e-8,
-    trust_clip: TrustClip = False,
-    always_adapt: AlwaysAdapt = False,
-    **common: Any,
-) -> Optimizer:
-    """LARS: SGD with a trust ratio per layer, for large batches."""
-    own = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov, "trust_coeff": trust_coeff, "eps": eps}
-    return timm_optimizer("lars", params, **own, trust_clip=trust_clip, always_adapt=always_adapt, **common)
-
-
-@register.optimizer("lion")
-def lion(
-    params: Groups,
-    betas: Betas = (0.9, 0.99),
-    caution: Annotated[bool, Field(description="Masks the part of the step that points against the gradient.")] = False,
-    **common: Any,
-) -> Optimizer:
-    """Lion: steps by the sign of a momentum; use a tenth of AdamW's lr."""
-    return timm_optimizer("lion", params, betas=betas, caution=caution, **common)
 
 
 @register.optimizer("muon")

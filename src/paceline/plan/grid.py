@@ -19,7 +19,7 @@ from paceline.core.process import num_cores
 from paceline.core.torch_private import FakeTensorMode
 from paceline.core.user_code import named_error
 from paceline.core.world import World
-from paceline.plan.communication import sent_bytes
+from paceline.plan.cost import sent_bytes
 from paceline.plan.fake_tensors import limit_of_fake_tensors
 from paceline.plan.rehearse import Evaluated, Phase, Rehearsal, rehearse
 from paceline.plan.rows import Combination, PlannedPhase, Refused, Row, Settings, Unrehearsed

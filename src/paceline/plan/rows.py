@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.plan.communication import DEVICES_OF_A_MACHINE, communication_seconds
-from paceline.plan.cost import StepCost
+from paceline.plan.cost import DEVICES_OF_A_MACHINE, StepCost, communication_seconds
 from paceline.plan.devices import Speed
 from paceline.plan.memory import Memory
 

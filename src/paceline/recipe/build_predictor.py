@@ -224,7 +224,9 @@ class Predictor:
 
     def loader(self, dataset: Dataset, skips: SkipList | None = None) -> SplitLoader:
         """The inputs as evaluation sees its samples."""
-        return add_transforms(self.builder, *_split(self.builder), dataset, skips)
+        loader = add_transforms(self.builder, *_split(self.builder), dataset, skips)
+        loader.padding = self.run.train_loader.padding
+        return loader
 
     def _predict(
         self,

@@ -152,19 +152,13 @@ def _exactness(recipe: Recipe) -> Iterator[Check]:
     """What is not reproducible on other numbers of processes, or after a restart."""
     train = recipe.train
     strategy = train.strategy.name
-    compression = (train.strategy.model_extra or {}).get("compression", "none")
     if train.reproducible == "world":
         here = ["train.reproducible", "train.strategy"]
         if strategy not in ("auto", "single", "ddp"):
             yield here, f"world is incompatible with train.strategy {strategy}; use auto"
-        if compression != "none":
-            yield here, f"world is incompatible with gradient compression {compression}; use none"
         if train.sync_bn:
             message = "world is incompatible with train.sync_bn: statistics would depend on the processes"
             yield ["train.reproducible", "train.sync_bn"], message
-    if train.reproducible == "run" and compression == "powersgd":
-        message = "powersgd keeps an error buffer that no checkpoint holds; set train.reproducible to off"
-        yield ["train.strategy", "train.reproducible"], message
 
 
 def _sharding(recipe: Recipe) -> Iterator[Check]:

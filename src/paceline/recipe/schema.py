@@ -174,6 +174,8 @@ class Data(Section):
     """How many samples per split may be skipped; auto: 1 %, from 1 to 100."""
     drop_last: bool = False
     """Drop the last, smaller step of an epoch."""
+    aspect_ratio_group_factor: Annotated[int, Field(ge=0, le=16)] | None = None
+    """Fill each step with images of similar width / height, in 2k + 2 groups; 0: upright ones and others."""
 
     def splits(self) -> dict[str, DatasetPart]:
         """The data sets by split: train, val, test; of several test sets each as test.NAME."""

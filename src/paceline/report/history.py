@@ -152,26 +152,31 @@ def judge(history: History, main: tuple[str, bool] | None, tree: Mapping[str, An
     }
 
 
-def expectations(history: History, expect: Any, higher: Any, main: Json) -> list[Json]:
-    """Each expected metric beside what was reached last, on test if there is one, else on val.
+def expectations(
+    expect: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]], higher: Mapping[str, Any]
+) -> list[Json]:
+    """Each expected metric beside what was reached last, by split in `metrics`: on test if there is one, else on val.
 
-    `is_met` is None where nothing was measured, or where it is not known whether a higher value is better.
+    `higher` says of metrics whether a higher value is better. `is_met` is None where that is not known, or nothing was
+    measured.
     """
-    last = {split: each["metrics"] for split, each in history.last().items()}
-    named = {
-        f"{split.removeprefix('test.')}.{name}": value
-        for split, metrics in last.items()
-        if split.startswith("test.")
-        for name, value in metrics.items()
-    }
-    reached = named | (last.get("test") or last.get("val") or {})
-    known = {main["metric"]: main["is_higher_better"]} | (higher if isinstance(higher, dict) else {})
     found = []
-    for metric, value in expect.items() if isinstance(expect, dict) else ():
-        now, is_higher = reached.get(metric), known.get(metric)
-        is_met = None
+    reached = reached_metrics(metrics)
+    for metric, value in expect.items():
+        now, is_higher, is_met = reached.get(metric), higher.get(metric), None
         if is_number(value) and is_number(now) and isinstance(is_higher, bool):
             is_met = now >= value if is_higher else now <= value
         expected = value if is_number(value) else None
         found.append({"metric": str(metric), "expected": expected, "reached": now, "is_met": is_met})
     return found
+
+
+def reached_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> Json:
+    """What expectations are compared with: metrics on test or val, and those of test sets by NAME.METRIC."""
+    named = {
+        f"{split.removeprefix('test.')}.{name}": value
+        for split, own in metrics.items()
+        if split.startswith("test.")
+        for name, value in own.items()
+    }
+    return named | dict(metrics.get("test") or metrics.get("val") or {})

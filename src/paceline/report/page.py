@@ -19,7 +19,7 @@ from paceline.core.atomic_write import replace_file
 from paceline.loggers.events import Ended, Event, Logger, Started
 from paceline.report.history import Json
 from paceline.report.run_folders import read_recipe, settings_of
-from paceline.report.run_reader import RunReader
+from paceline.report.run_reader import read_run
 
 _MOST_TIME = 0.01  # the share of the run that writing reports may take
 _MAX_IMAGE_BYTES = 4_000_000  # of the images of all runs together
@@ -27,28 +27,22 @@ _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _SCRIPTS = ("elements.js", "chart.js", "curves.js", "tables.js", "images.js", "verdict.js", "page.js")
 
 
-class Report:
-    """The report of one run, or of several that are compared."""
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._readers = [RunReader(folder) for folder in folders]
-
-    def render(self) -> bytes:
-        """The page as of now; reading it again costs only what is new."""
-        per_run = _MAX_IMAGE_BYTES // max(1, len(self._readers))
-        runs = [reader.read(per_run) for reader in self._readers]
-        data = {
-            "version": __version__,
-            "written": time.time(),
-            "runs": runs,
-            "differences": different_keys([reader.folder for reader in self._readers]),
-        }
-        return _page(data, " · ".join(dict.fromkeys(run["name"] for run in runs)))
+def render_report(folders: Sequence[Path]) -> bytes:
+    """The page on one run, or on several that are compared, as of now."""
+    per_run = _MAX_IMAGE_BYTES // max(1, len(folders))
+    runs = [read_run(folder, per_run) for folder in folders]
+    data = {
+        "version": __version__,
+        "written": time.time(),
+        "runs": runs,
+        "differences": different_keys(folders),
+    }
+    return _page(data, " · ".join(dict.fromkeys(run["name"] for run in runs)))
 
 
 def write_report(folders: Sequence[Path], out: Path) -> None:
     """Write the report of one or several run directories into an HTML file, atomically."""
-    content = Report(folders).render()
+    content = render_report(folders)
     out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(out, content, is_durable=False)
 
@@ -61,7 +55,6 @@ class ReportFile(Logger):
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
         self._folder, self._warn = folder, warn
-        self._report: Report | None = None
         self._has_warned = False
         self._next_write = 0.0
 
@@ -71,8 +64,7 @@ class ReportFile(Logger):
         if started < self._next_write and not isinstance(event, Started | Ended):
             return
         try:
-            self._report = self._report or Report([self._folder])
-            replace_file(self._folder / "report.html", self._report.render(), is_durable=False)
+            replace_file(self._folder / "report.html", render_report([self._folder]), is_durable=False)
         except Exception as error:  # noqa: BLE001 - no report is worth a run
             problem = f"{type(error).__name__}: {error}"
         self._next_write = monotonic() + (monotonic() - started) / _MOST_TIME

@@ -21,14 +21,13 @@ from pathlib import Path
 from paceline.core import atomic_write
 from paceline.core.atomic_write import is_partial
 from paceline.core.errors import PacelineError, UsageError
-from paceline.core.file_lock import is_at, is_seen_everywhere, open_lock, try_lock
+from paceline.core.file_lock import LOCK, is_at, is_seen_everywhere, open_lock, try_lock
 from paceline.core.regular_file import read_json
 from paceline.core.text import join_first
 from paceline.launch.environment import restart_count
 
 # What a start that was cut short may leave before the run has a status; its lock may be empty, on a full disk.
-_BEGINNINGS = {".lock", "logs", "recipe.yaml", "metrics.jsonl", "tensorboard"}
-LOCK = ".lock"
+_BEGINNINGS = {LOCK, "logs", "recipe.yaml", "metrics.jsonl", "tensorboard"}
 _EXIT_SECONDS = 3.0
 _PATIENCE_SECONDS = 5.0  # for a predecessor of this very run, which is being ended, to be gone
 _LOOK_SECONDS = 0.1
@@ -57,8 +56,8 @@ def check_writable(folder: Path) -> None:
 def refuse_foreign(out: Path) -> None:
     """Raise UsageError if a folder holds anything but a run, whose files could be overwritten."""
     held = sorted(path.name for path in out.iterdir() if not is_partial(path.name)) if out.is_dir() else []
-    is_begun = held == [".lock"] or ("logs" in held and _BEGINNINGS.issuperset(held))
-    is_known = _is_object(out / "status.json", "state", "step") or _is_object(out / ".lock", "pid", "host")
+    is_begun = held == [LOCK] or ("logs" in held and _BEGINNINGS.issuperset(held))
+    is_known = _is_object(out / "status.json", "state", "step") or _is_object(out / LOCK, "pid", "host")
     if not held or is_begun or is_known:
         return
     found = f"{out} is not a run directory and not empty: it holds {join_first(held, 5)}"
@@ -99,15 +98,11 @@ os.register_at_fork(after_in_child=_let_go)
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that holds a run directory, identified beyond its pid."""
+    """The process that holds a run directory, as its lock file says."""
 
     pid: int
     host: str
     since: str
-    ticks: int | None
-    """Start time of the process, in clock ticks since boot."""
-    boot: str | None
-    """The boot id of the machine."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -117,22 +112,15 @@ class Owner:
         """Whether the process is or was on this machine."""
         return self.host == socket.gethostname()
 
-    @property
-    def has_this_kernel(self) -> bool:
-        """Whether it shares this machine's kernel, and so its locks, as another container does."""
-        return self.boot is not None and self.boot == _boot()
-
     def is_running(self) -> bool:
-        """Whether the process still runs on this machine; another one with the same pid does not count."""
-        if self.boot != _boot():
-            return False
+        """Whether a process of this number runs on this machine."""
         try:
             os.kill(self.pid, 0)
         except (ProcessLookupError, OverflowError):
             return False
         except PermissionError:
             pass  # it is another user's
-        return _ticks(self.pid) in (self.ticks, None)
+        return True
 
 
 @contextmanager
@@ -235,11 +223,9 @@ def _refuse(folder: Path, owner: Owner | None, is_ours: bool | None) -> None:
     hint = "wait for it, stop it, or choose another directory with --out"
     if is_ours is False:
         raise UsageError(f"{folder} is in use by {owner or 'another process'}; {hint}")
-    if owner is None or (is_ours and (owner.has_this_kernel or is_seen_everywhere(folder))):
+    if owner is None or (is_ours and (owner.is_here or is_seen_everywhere(folder))):
         return  # the kernel knows better than what a dead process wrote
-    if owner.is_here and owner.is_running():
-        raise UsageError(f"{folder} is in use by {owner}; {hint}")
-    if not owner.is_here and not restart_count():
+    if owner.is_running() if owner.is_here else not restart_count():
         raise UsageError(f"{folder} is in use by {owner}; {hint}; if it is gone, remove {folder / LOCK}")
 
 
@@ -256,15 +242,16 @@ def _open(path: Path) -> int:
 
 def _read(descriptor: int) -> Owner | None:
     try:
-        return Owner(**json.loads(os.pread(descriptor, _BYTES, 0)))
-    except (ValueError, TypeError, OSError):
+        written = json.loads(os.pread(descriptor, _BYTES, 0))
+        return Owner(written["pid"], written["host"], written["since"])
+    except (ValueError, TypeError, KeyError, OSError):
         return None
 
 
 def _write(path: Path, descriptor: int) -> None:
     """Write this process as the owner; without disk space there is no lock."""
     since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    owner = Owner(os.getpid(), socket.gethostname(), since, _ticks(os.getpid()), _boot())
+    owner = Owner(os.getpid(), socket.gethostname(), since)
     content = json.dumps(asdict(owner)).encode() + b"\n"
     try:
         os.pwrite(descriptor, content, 0)  # first, as a file's own room is there on a full disk too
@@ -281,20 +268,3 @@ def _close(descriptor: int | None) -> None:
     if descriptor is not None:
         _held.discard(descriptor)
         os.close(descriptor)
-
-
-def _ticks(pid: int) -> int | None:
-    """Start time of a process; 0 for a zombie; None if the system does not say."""
-    try:
-        described = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        fields = described.rpartition(")")[2].split()
-        return 0 if fields[0] in "ZX" else int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _boot() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return None

@@ -21,7 +21,7 @@ from paceline.engine.run import Run
 from paceline.engine.state import check_state
 from paceline.engine.watchdog import EVALUATING, Heartbeat, read_beat
 from paceline.launch.environment import is_supervised, restart_count
-from paceline.launch.worker import report_exit
+from paceline.launch.failure import report_exit
 from paceline.recipe.document import Document, Origin
 from paceline.recipe.resolved import recipe_differences
 from paceline.recipe.validate import validate

@@ -11,6 +11,7 @@ from paceline.loggers.console import LINE_WIDTH
 from paceline.loggers.messages import duration
 from paceline.loggers.tables import metrics_tables, table_lines, terminal_width
 from paceline.metrics.metric import is_higher_better
+from paceline.report.history import expectations, reached_metrics
 from paceline.run.directory import command_line
 
 
@@ -42,10 +43,8 @@ def _readers(run: Run) -> str:
         return "loaded in this process"
     if kind == "dali":
         return "loaded by DALI"
-    if workers is None:
-        kinds = {"thread": "threads", "process": "worker processes"}.get(kind, "threads or processes")
-        return f"number of {kinds} chosen by measuring"
-    return pluralize(workers, {"thread": "thread", "process": "worker process"}.get(kind, "reader"))
+    reader = {"thread": "thread", "process": "worker process"}.get(kind, "reader")
+    return f"a {reader} for each core" if workers is None else pluralize(workers, reader)
 
 
 def _computing(run: Run) -> list[str]:
@@ -80,7 +79,7 @@ def derivation(run: Run) -> list[str]:
         f"batch    a step of {pluralize(samples, 'sample')} = {number} of {micro}, on {processes}",
         *ends,
         f"steps    {progress.steps_per_epoch} per epoch, {progress.total_steps} in total",
-        f"lr       {run.info.lr}",
+        f"lr       {run.info.lr or format(run.scheduler.lr.lr, 'g')}",
     ]
 
 
@@ -91,7 +90,7 @@ def closing_lines(run: Run, seconds: float) -> list[str]:
         width = min(LINE_WIDTH, terminal_width(sys.stderr) or LINE_WIDTH) - 2
         for table in metrics_tables(rows, run.store.best):
             lines += table_lines(*table, width=width)
-    lines += expectations(run)
+    lines += expectation_lines(run)
     places = {
         "checkpoints": run.out / "checkpoints",
         "best": run.out / "best",
@@ -121,24 +120,16 @@ def _last_and_best(run: Run) -> dict[str, Mapping[str, float]]:
     return rows
 
 
-def expectations(run: Run) -> list[str]:
+def expectation_lines(run: Run) -> list[str]:
     """Compare each expected metric with the result."""
-    named = {
-        f"{split.removeprefix('test.')}.{name}": value
-        for split in run.test_splits
-        for name, value in run.state.metrics.get(split, {}).items()
-    }
-    reached = named | (run.state.metrics.get("test") or run.state.metrics.get("val") or {})
-    directions, lines = expected_directions(run), []
-    for name, value in run.info.expect.items():
-        if name not in reached:
-            lines.append(f"expected     {name} {value:g}: no such metric; there are {', '.join(reached)}")
-            continue
-        is_met = reached[name] >= value if directions[name] else reached[name] <= value
-        lines.append(
-            f"expected     {name} {value:g}: {'reached' if is_met else 'NOT reached'} with"
-            f" {format_metric(reached[name])}"
-        )
+    metrics, lines = run.state.metrics, []
+    for each in expectations(run.info.expect, metrics, expected_directions(run)):
+        line = f"expected     {each['metric']} {each['expected']:g}:"
+        if each["reached"] is None:
+            lines.append(f"{line} no such metric; there are {', '.join(reached_metrics(metrics))}")
+        else:
+            reached = "reached" if each["is_met"] else "NOT reached"
+            lines.append(f"{line} {reached} with {format_metric(each['reached'])}")
     return lines
 
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.checkpoint.best import best_step, resolve_best
 from paceline.checkpoint.reader import step_folders
 from paceline.core.agreement import decide
-from paceline.core.errors import Stopped, UsageError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import Stopped, UsageError, missing_extra
 from paceline.core.generators import unchanged_generators
 from paceline.core.regular_file import read_json
 from paceline.core.user_code import named_errors
@@ -27,9 +26,6 @@ from paceline.run.directory import RunLock, check_writable, command_line, hold_l
 from paceline.run.loggers import list_skipped, open_directory
 from paceline.run.resume import check_place, fingerprints, resume, watch_over
 from paceline.run.summary import closing_lines, opening_lines
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -69,14 +65,6 @@ class TrainResult:
     history: list[Record] = field(repr=False)
     """All records of `metrics.jsonl`: each has "step", "epoch", "split" and metrics by name."""
     best: BestCheckpoint | None
-
-    def to_pandas(self) -> DataFrame:
-        """The history as a table with a row for each record; needs pandas."""
-        try:
-            import pandas as pd
-        except ModuleNotFoundError as error:
-            raise UsageError(f"to_pandas: {missing_extra('pandas') or error}; `history` is a list of dicts") from error
-        return pd.json_normalize(self.history)
 
 
 @unchanged_generators()

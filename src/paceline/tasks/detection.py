@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from paceline.core.arguments import Share, Weight
 from paceline.core.errors import ArgumentError, DataError, ExportError, RecipeError, TrainingError
 from paceline.core.registry import register
+from paceline.core.signatures import signature_of
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
+from paceline.data.padding import flip_planes
 from paceline.losses.loss_term import Count, LossTerm
 from paceline.metrics.detection import CocoAP, count_mistakes, detection_rows, truth_field
 from paceline.metrics.metric import Metric, Rows
@@ -47,6 +49,7 @@ class Detection(Task):
     """Detects the objects of an image. The model brings its losses; `loss_weights` weighs them by name."""
 
     main_metric = "ap50"
+    pads_images = True
     original_size = True
     error_name = f"false and missed boxes at score {DRAWN_SCORE}"
     needs_masks = False
@@ -69,6 +72,7 @@ class Detection(Task):
         self._metrics = [CocoAP(self.classes), *extra_metrics]
         compare_by(rows_of_boxes, extra_metrics)
         self._count = getattr(model, "count", None)
+        self._takes_sizes = "image_sizes" in signature_of(model.forward).parameters
         self._selection = getattr(model, "selection", None)
         self._flip, self._min_score = flip, min_score
         if flip and self._selection is None:
@@ -94,7 +98,7 @@ class Detection(Task):
         return counts
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
-        parts = call_model(model, batch["image"], self._targets(batch))
+        parts = call_model(model, batch["image"], self._targets(batch), **self._sizes(batch))
         if not isinstance(parts, Mapping) or not all(_is_fraction(parts.get(name)) for name in self.weights):
             names = ", ".join(f'"{name}": (total, count)' for name in self.weights)
             raise TrainingError(
@@ -126,10 +130,12 @@ class Detection(Task):
 
     def _detect(self, model: nn.Module, batch: Batch) -> list[Any]:
         """What the model detects in each image of a batch, in its pixels."""
-        found = _check_detections(call_model(model, batch["image"]), self._detects)
+        images, sizes = batch["image"], batch.image_sizes
+        found = _check_detections(call_model(model, images, **self._sizes(batch)), self._detects)
         if self._flip:
-            flipped: list[Any] = call_model(model, batch["image"].flip(-1))
-            found = [self._merge(*pair, batch["image"].shape[-1]) for pair in zip(found, flipped, strict=True)]
+            flipped: list[Any] = call_model(model, flip_planes(images, sizes), **self._sizes(batch))
+            widths = [width for _, width in sizes] if sizes else [images.shape[-1]] * len(images)
+            found = [self._merge(*each) for each in zip(found, flipped, widths, strict=True)]
         if self._min_score is None:
             return found
         return [select(each, each.scores >= self._min_score) for each in found]
@@ -150,7 +156,7 @@ class Detection(Task):
 
     def draw(self, batch: Batch, predictions: list[Any] | None, index: int) -> list[Panel]:
         """Draw the ground truth and, if there are any, the best detections: 10, or as many as there are objects."""
-        image, truth = to_image(batch["image"][index]), batch["classes"][index]
+        image, truth = to_image(batch.image(index)), batch["classes"][index]
         panel = self._panel(image, self._truth_to_draw(batch, index), None, "truth", _IMAGE_SIDE)
         if predictions is None:
             return [panel]
@@ -196,6 +202,10 @@ class Detection(Task):
 
     def detection_metric(self) -> Metric:
         return Rows("detections", detection_rows)
+
+    def _sizes(self, batch: Batch) -> dict[str, Any]:
+        """The further argument of a model that takes `image_sizes`, where images are padded."""
+        return {"image_sizes": batch.image_sizes} if self._takes_sizes and batch.image_sizes else {}
 
     def _merge(self, first: Any, flipped: Any, width: int) -> Any:
         """The best detections of an image and its mirror image, without those that overlap a better one."""

@@ -114,13 +114,13 @@ class InstanceSegmentation(Detection):
         masks = decode_runs(found.runs, *found.size)
         if batch is None or "matrix" not in batch:
             return masks
-        height, width = batch["image"].shape[-2:]
+        height, width = batch.image(index).shape[-2:]
         return warp_mask(masks, invert_affine(batch["matrix"][index].cpu().numpy()), height, width)
 
 
 def encode_instances(found: Instances, batch: Batch, index: int) -> EncodedInstances:
     """What is detected in an image of a batch, in pixels of the image as it was read."""
-    height, width = batch["image"].shape[-2:]
+    height, width = batch.image(index).shape[-2:]
     matrix, size = np.eye(2, 3), (height, width)
     if "matrix" in batch:
         matrix = batch["matrix"][index].cpu().double().numpy()

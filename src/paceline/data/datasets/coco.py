@@ -106,6 +106,11 @@ class Coco(DetectionDataset):
             sample = {name: value[place : place + 1] if name in RAGGED else value for name, value in sample.items()}
         return {**sample, "image_id": number}
 
+    def image_sizes(self) -> NDArray[np.int64]:
+        """The height and width of each image, [N, 2], as the file says."""
+        sizes: NDArray[np.int64] = self._index["sizes"][np.asarray(self._part)]
+        return sizes
+
     def _divide(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The image and the number of each object that is a sample of its own."""
         starts, rows = self._index["starts"].astype(np.int64), np.asarray(self._part)

@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -35,8 +34,6 @@ PARTLY_OUTSIDE = "partly outside its image"
 _FLAWS = ("", PARTLY_OUTSIDE, "outside its image", "empty", "inverted", "with a bad mask")
 _PARTLY_OUTSIDE, _BAD_MASK = 1, 5
 _ROUNDING = 0.01  # pixels over the border that are cut off without a word: numbers are written with few digits
-ANY_SIZE = 1 << 30
-"""The height and width of an image of unknown size."""
 _MAX_NAMES = 5
 _MAX_KINDS = 12
 
@@ -199,17 +196,6 @@ def at_most(lines: Iterable[str], total: int, most: int = 100) -> list[str]:
     """The first of `total` lines, and how many more there are."""
     first = list(islice(lines, most))
     return [*first, f"and {total - most:,} more"] if total > most else first
-
-
-def read_sizes(paths: Sequence[Path], builder: IndexBuilder) -> NDArray[np.int64]:
-    """The height and width of each image, [N, 2]; huge where it cannot be read, which is reported when it is needed."""
-    sizes = np.full((len(paths), 2), ANY_SIZE, np.int64)
-    for row, path in enumerate(paths):
-        with suppress(DataError, OSError):
-            builder.watch(path)
-            image = Encoded.read(path)
-            sizes[row] = image.height, image.width
-    return sizes
 
 
 class Problems:

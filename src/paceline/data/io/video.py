@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.errors import DamagedFileError, DataError, UsageError
-from paceline.core.extras import missing_extra
+from paceline.core.errors import DamagedFileError, DataError, UsageError, missing_extra
 from paceline.data.io.image import open_named
 
 try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import nn
@@ -26,7 +26,6 @@ _WARM_UP_PASSES = 2
 # torch 2.13 has deprecated the other name, which older versions alone know.
 _KNOWS_FORWARD = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if _KNOWS_FORWARD else "broadcast_buffers"
-Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
 
 class DDPStrategy(SingleStrategy):
@@ -43,12 +42,10 @@ class DDPStrategy(SingleStrategy):
         static_graph: bool = False,
         find_unused: bool = False,
         bucket_mb: float = 25.0,
-        compression: Compression = "none",
     ) -> None:
         super().__init__(model)
         self.grad_divisor = float(world.size)  # the reducer takes the mean over processes
         self._world = world
-        self._compression = compression
         self._options: dict[str, Any] = {
             _SYNC_BUFFERS: False,
             "static_graph": static_graph,
@@ -71,7 +68,6 @@ class DDPStrategy(SingleStrategy):
         """Wrap the model again, since the reducer only knows the parameters that learned when it was made."""
         device = [self._world.device.index] if self._world.device.type == "cuda" else None
         self.network = DistributedDataParallel(self.model, device, gradient_as_bucket_view=True, **self._options)
-        _compress(self.network, self._compression)
         self._is_warm = not self._needs_warm_up
         self._known = parameter_ids(self.model)
         trainable = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
@@ -111,8 +107,7 @@ class DDPStrategy(SingleStrategy):
         broadcast_all(self.model.buffers())
 
     def describe(self) -> str:
-        compressed = "" if self._compression == "none" else f", gradients travel as {self._compression}"
-        return f"ddp: {pluralize(self._world.size, 'process')}, each with the whole model{compressed}"
+        return f"ddp: {pluralize(self._world.size, 'process')}, each with the whole model"
 
     def _refuse_unused(self) -> None:
         if unused := [name for name, parameter in self._expected if parameter.grad is None]:
@@ -123,7 +118,7 @@ class DDPStrategy(SingleStrategy):
 
 
 @register.strategy("auto")
-def auto(model: nn.Module, world: World, is_exact: bool) -> SingleStrategy:
+def auto(model: nn.Module, world: World, is_exact: bool = True) -> SingleStrategy:
     """`ddp` with several processes, else `single`."""
     return ddp(model, world, is_exact)
 
@@ -132,7 +127,7 @@ def auto(model: nn.Module, world: World, is_exact: bool) -> SingleStrategy:
 def ddp(
     model: nn.Module,
     world: World,
-    is_exact: bool,
+    is_exact: bool = True,
     static_graph: Annotated[
         bool,
         Field(description="Promises that every pass uses the same parameters in the same way, which saves some work."),
@@ -142,24 +137,8 @@ def ddp(
         Field(description="Looks for parameters that a pass does not use; needed where there are any, and costly."),
     ] = False,
     bucket_mb: Annotated[Positive, Field(description="How much is reduced at a time.")] = 25.0,
-    compression: Annotated[
-        Compression, Field(description="The form in which gradients travel; anything but none loses digits.")
-    ] = "none",
 ) -> SingleStrategy:
     """A replica on every rank; with one process, `single`."""
     if world.size == 1:
         return SingleStrategy(model)
-    return DDPStrategy(model, world, is_exact, static_graph, find_unused, bucket_mb, compression)
-
-
-def _compress(network: DistributedDataParallel, compression: Compression) -> None:
-    if compression == "none":
-        return
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-    if compression == "powersgd":
-        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10)
-        network.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    else:
-        halved = default_hooks.bf16_compress_hook if compression == "bf16" else default_hooks.fp16_compress_hook
-        network.register_comm_hook(None, halved)
+    return DDPStrategy(model, world, is_exact, static_graph, find_unused, bucket_mb)

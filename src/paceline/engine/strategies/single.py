@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
 from paceline.checkpoint.shards import TensorShard
 from paceline.core.errors import TrainingError
 from paceline.core.registry import register
+from paceline.core.world import World
 from paceline.data.loader import MicroBatch, Passes, StepBatch
-from paceline.engine.stateful import Parts, unchanged
+from paceline.engine.stateful import KeptState, Parts
 
 
 class SingleStrategy:
@@ -40,7 +42,7 @@ class SingleStrategy:
 
     def unchanged(self) -> AbstractContextManager[None]:
         """A context for passes that do not count: buffers and the state of losses are restored."""
-        return unchanged(self.parts, self.model)
+        return KeptState(self.model.modules(), self.parts)
 
     def preview(self) -> AbstractContextManager[None]:
         """A context for a pass before those of a step, which does not count."""
@@ -109,9 +111,10 @@ def single(model: nn.Module) -> SingleStrategy:
 
 
 @register.strategy("dp")
-def data_parallel(model: nn.Module, devices: list[int]) -> DataParallelStrategy:
+def data_parallel(model: nn.Module, world: World) -> DataParallelStrategy:
     """One process, several devices."""
-    return DataParallelStrategy(model, devices)
+    is_cuda = world.device.type == "cuda"
+    return DataParallelStrategy(model, list(range(torch.cuda.device_count())) if is_cuda else [])
 
 
 def broadcast_all(tensors: Iterable[Tensor]) -> None:
