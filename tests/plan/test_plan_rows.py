@@ -162,7 +162,7 @@ def test_a_combination_that_cannot_be_is_refused_with_its_reason() -> None:
     ("name", "expected"),
     [
         ("maskrcnn_resnet50_fpn", ["learns from masks", "task: instance_segmentation"]),
-        ("keypointrcnn_resnet50_fpn", ["model.name"]),
+        ("keypointrcnn_resnet50_fpn", ["keypoints"]),
     ],
 )
 def test_detectors_of_other_tasks_are_refused(name: str, expected: list[str]) -> None:

@@ -18,8 +18,10 @@ _SHALLOW = {
     "mae_vit_base": ["model.encoder_args={depth: 2}", "model.decoder_depth=1"],
     "mae_vit_base_finetune": ["model.args={global_pool: avg, depth: 2}"],
     "mae_vit_base_linear_probe": ["model.args={depth: 2}"],
+    "keypointrcnn_resnet50_fpn": ["data.train.transforms.0.min_size=96"],
+    **{f"{name}_resnet50_fpn": ["data.train.transforms.0.size=96"] for name in ("fasterrcnn", "maskrcnn", "retinanet")},
 }
-"""Fewer of many equal blocks: each takes as long as the first."""
+"""Fewer of many equal blocks, of which each takes as long as the first; smaller images, which have fewer anchors."""
 _SHAPE = Shape(64, 96, 10)
 _REFUSED = frozenset[str]()
 """Recipes that cannot be planned. None so far: docs/plan.md names models that cannot, such as Faster R-CNN."""

@@ -99,7 +99,7 @@ class TrainBatches:
     _last: tuple[int, _Planned | None] = (-1, None)
 
     def __post_init__(self) -> None:
-        self.order = self.order or Permutation(self.sampler.size, self.source.seed)
+        self.order = self.order or Permutation(self.sampler.size, self.source.seed)  # type: ignore[truthy-bool]
         if self.source.in_memory and self.kind == "auto":
             self.workers = 0
         elif self.source.uses_global_rng and self.kind in ("auto", "thread"):

@@ -35,6 +35,7 @@ from paceline.visualize.image import Image, fit, save_jpeg, to_image, to_rgb
 _MAX_SIDE = 1024  # pixels of a drawn image
 _CLIP_SIDE = 320
 _DRAWS = ("draw_prediction", "draw")
+_OF_PEOPLE = ("keypoints", "keypoint_scores")  # that are detected
 
 
 class Predicted(NamedTuple):
@@ -69,9 +70,9 @@ def predict(
 
 def prediction_writers(folder: Path, dataset: Dataset, task: Task, draws: bool) -> list[PredictionWriter]:
     """What writes predictions below a folder: PNG maps, COCO JSON of objects and keypoints, or a table; and images."""
-    has_maps = kind_of(task) in ("maps", "instances")
-    maps, table = folder / ("masks" if has_maps else "outputs"), folder / "predictions"
-    writers = file_writers(task, dataset, maps, table.with_suffix(table_extension(task)))
+    maps = folder / ("masks" if kind_of(task) in ("maps", "instances") else "outputs")
+    table = (folder / "predictions").with_suffix(table_extension(task))
+    writers = file_writers(task, dataset, maps, table)
     return [*writers, DrawnImages(folder / "images", dataset, task)] if draws else writers
 
 
@@ -174,11 +175,9 @@ class ResultList(PredictionWriter):
         """What is known of each sample now: nothing of classes."""
         if self._kind == "maps":
             return [{"mask": found} for found in self._task.maps(predictions)]
-        if self._kind in ("boxes", "instances"):
-            arrays = [
-                {name: getattr(each, name).cpu().numpy() for name in ("boxes", "scores", "labels")}
-                for each in predictions
-            ]
+        if self._kind in ("boxes", "instances") or isinstance(predictions, list):
+            fields = ("boxes", "scores", "labels", *(_OF_PEOPLE if self._kind == "keypoints" else ()))
+            arrays = [{name: getattr(each, name).cpu().numpy() for name in fields} for each in predictions]
             if self._kind == "instances":
                 masks = (decode_runs(each.runs, *each.size) for each in predictions)
                 arrays = [{**each, "masks": found} for each, found in zip(arrays, masks, strict=True)]

@@ -23,6 +23,8 @@ class Target(TypedDict):
     """int64 [K], from 0."""
     masks: NotRequired[Tensor]
     """uint8 0/1 [K, H, W], for models that predict masks."""
+    keypoints: NotRequired[Tensor]
+    """[K, J, 3] as x, y and 0 if not labeled, for models that predict keypoints."""
 
 
 class Detections(NamedTuple):
@@ -48,6 +50,18 @@ class Instances(NamedTuple):
     """Whether each mask spans its box, as in Mask R-CNN; else all span the image."""
 
 
+class KeypointDetections(NamedTuple):
+    """What is detected in one image with the keypoints of each object, the most confident first."""
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+    keypoints: Tensor
+    """[K, J, 2] as x and y, in pixels of the image."""
+    keypoint_scores: Tensor
+    """[K, J], above 0 where the model is certain."""
+
+
 LossParts = dict[str, tuple[Tensor, Tensor]]
 """Of each loss by name: its sum over the images of a batch, and what that is to be divided by."""
 
@@ -56,7 +70,8 @@ LossParts = dict[str, tuple[Tensor, Tensor]]
 class Detector(Protocol):
     """A model that detects objects. It may also have `count(images, targets)`, what each loss is divided by, if that
     does not depend on predictions; without, a step of several micro-batches needs a first pass without gradient. One
-    whose attribute `predicts_masks` is True takes masks in its targets and gives `Instances` for `Detections`.
+    whose attribute `predicts_masks` is True takes masks in its targets and gives `Instances` for `Detections`; with
+    `predicts_keypoints` it takes keypoints and gives `KeypointDetections`.
 
     If its forward takes `image_sizes`, it gets the height and width of each image where images differ in size and are
     padded with zeros on the right and below; without, it sees the zeros.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.core.arguments import Count, Positive, Share
 from paceline.core.registry import register
 from paceline.core.torchvision_ops import import_torchvision
-from paceline.models.detector import Detections, ImageSizes, Instances, LossParts, Target
+from paceline.models.detector import ImageSizes, LossParts, Target
 from paceline.models.encoder_decoder import FPNLevel, build_encoder
 from paceline.models.torchvision_detection import (
     PaddedDetector,
@@ -88,7 +88,7 @@ class MaskRCNN(PaddedDetector):
         images: Tensor,
         targets: Sequence[Target] | None = None,
         image_sizes: ImageSizes | None = None,
-    ) -> LossParts | list[Detections] | list[Instances]:
+    ) -> LossParts | list[Any]:
         """The losses of images [N, C, H, W] beside their targets; without targets, what is detected in each image.
 
         `image_sizes` are heights and widths of images without the padding on their right and below.

@@ -21,14 +21,24 @@ from paceline.core.errors import ArgumentError
 from paceline.core.registry import Library, register
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.core.world import constant, to_float64
-from paceline.models.detector import ABSENT, Detections, ImageSizes, Instances, LossParts, Target, cells_inside
+from paceline.models.detector import (
+    ABSENT,
+    Detections,
+    ImageSizes,
+    Instances,
+    KeypointDetections,
+    LossParts,
+    Target,
+    cells_inside,
+)
 from paceline.models.zoo import LibraryArgs, build_torchvision, torchvision_models
 
-_PREFIXES = ("fasterrcnn_", "maskrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")
+_PREFIXES = ("fasterrcnn_", "maskrcnn_", "keypointrcnn_", "fcos_", "retinanet_", "ssd300_", "ssdlite320_")
 _NAMES = partial(torchvision_models, *_PREFIXES)
 _IGNORED = -1.0  # the label of an anchor that torchvision does not sample
 _PROPOSALS_AT_ONCE = 32
-_TWO_STAGES = ("fasterrcnn", "maskrcnn")
+_TWO_STAGES = ("fasterrcnn", "maskrcnn", "keypointrcnn")
+_HEATMAP = 56  # the side of Keypoint R-CNN's heatmaps
 _Sizes = Annotated[Sequence[Sequence[Positive]], Field(min_length=1)]
 
 
@@ -37,11 +47,15 @@ def build_detection(
     name: str,
     num_classes: int,
     in_channels: int,
+    num_keypoints: int = 0,
     score_thresh: Annotated[Share, Field(description="Detections with lower scores are left out.")] = 0.05,
     nms_thresh: Annotated[Share, Field(description="The IoU from which the better of two boxes is kept.")] = 0.5,
     detections_per_img: Count = 100,
     anchor_sizes: Annotated[_Sizes | None, Field(description="Of each level; SSD: shares of the image.")] = None,
     anchor_ratios: Annotated[_Sizes | None, Field(description="Height by width of each level's anchors.")] = None,
+    frozen_batch_norm: Annotated[
+        bool, Field(description="The backbone's BatchNorm layers are fixed functions of their weights, in less memory.")
+    ] = False,
     args: LibraryArgs | None = None,
 ) -> TorchvisionDetector:
     """A torchvision detector; published weights are loaded with `weights: {file: …, into: detector}`."""
@@ -49,12 +63,18 @@ def build_detection(
     prefix = "box_" if name.startswith(_TWO_STAGES) else ""
     given |= {f"{prefix}score_thresh": score_thresh, f"{prefix}nms_thresh": nms_thresh}
     given[f"{prefix}detections_per_img"] = detections_per_img
+    if name.startswith("keypointrcnn"):
+        if not num_keypoints:
+            raise ValueError(f"{name}: the data has no keypoints; use a data set with keypoints")
+        given["num_keypoints"] = num_keypoints
     if anchor_sizes or anchor_ratios:
         given |= _anchors(name, anchor_sizes, anchor_ratios)
     first_label = 1 if name.startswith((*_TWO_STAGES, "ssd")) else 0  # those have a class for the background
-    detector = build_torchvision(name, num_classes + first_label, 3, given)
+    detector: Any = build_torchvision(name, num_classes + first_label, 3, given)
     if in_channels != 3:
         raise ValueError(f"{name} takes images of 3 channels, the data has {in_channels}")
+    if frozen_batch_norm:
+        _freeze_batch_norm(detector.backbone)
     selection = {"score_thresh": score_thresh, "nms_thresh": nms_thresh, "detections_per_img": detections_per_img}
     return TorchvisionDetector(detector, first_label, selection)
 
@@ -128,7 +148,9 @@ class TorchvisionDetector(PaddedDetector):
         kind = type(detector).__name__
         self._divisors = record_counts(detector, kind, self._counts)
         self.loss_names = tuple(self._divisors)
-        self.predicts_masks = kind == "MaskRCNN"
+        if set(self._divisors.values()) == {"images"}:
+            self.count = lambda images, targets: dict.fromkeys(self._divisors, len(images))
+        self.predicts_masks, self.predicts_keypoints = kind == "MaskRCNN", kind == "KeypointRCNN"
         if hasattr(detector, "rpn"):
             self.ignore_padding(detector.rpn)
         elif self.pads_images:
@@ -136,7 +158,7 @@ class TorchvisionDetector(PaddedDetector):
 
     def forward(
         self, images: Tensor, targets: Sequence[Target] | None = None, image_sizes: ImageSizes | None = None
-    ) -> LossParts | list[Detections] | list[Instances]:
+    ) -> LossParts | list[Any]:
         """The losses of images [N, 3, H, W] beside their targets; without targets, what is detected in each image."""
         each = self.without_padding(images, image_sizes)
         if targets is None:
@@ -163,10 +185,13 @@ def torchvision_targets(targets: Sequence[Target], dtype: torch.dtype, first_lab
     ]
 
 
-def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Any:
-    """What torchvision has detected in an image, the most confident first; with masks if it has predicted some."""
+def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Detections | Instances | KeypointDetections:
+    """What torchvision has detected in an image, the most confident first; with masks or keypoints if it has any."""
     order = found["scores"].sort(descending=True, stable=True).indices
     detections = Detections(found["boxes"][order], found["scores"][order], found["labels"][order] - first_label)
+    if "keypoints" in found:
+        places, scores = found["keypoints"][order, :, :2], found["keypoints_scores"][order]
+        return KeypointDetections(*detections, places, scores)
     return Instances(*detections, found["masks"][order, 0], in_boxes=True) if "masks" in found else detections
 
 
@@ -193,11 +218,11 @@ class UnchangedImages(nn.Module):
         self.size = (0, 0)
         """Height and width of the padded images of the last forward pass."""
 
-    def forward(self, images: list[Tensor], targets: Any) -> tuple[Any, Any]:
+    def forward(self, images: Sequence[Tensor] | Tensor, targets: Any) -> tuple[Any, Any]:
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         height, width = self.size = self.padded(map(max, zip(*sizes, strict=True)))
         if len(set(sizes)) == 1:
-            padded = F.pad(torch.stack(images), (0, width - sizes[0][1], 0, height - sizes[0][0]))
+            padded = F.pad(torch.stack(list(images)), (0, width - sizes[0][1], 0, height - sizes[0][0]))
         else:
             pads = [(0, width - columns, 0, height - rows) for rows, columns in sizes]
             padded = torch.stack([F.pad(each, pad) for each, pad in zip(images, pads, strict=True)])
@@ -223,7 +248,7 @@ def record_counts(detector: Any, kind: str, counts: dict[str, Tensor | float]) -
         case "FCOS":
             _watch(detector.head, "compute_loss", counts, "positives", lambda _, given: _num_positive(given[-1]))
             return {"classification": "positives", "bbox_regression": "positives", "bbox_ctrness": "positives"}
-        case "FasterRCNN" | "MaskRCNN":
+        case "FasterRCNN" | "MaskRCNN" | "KeypointRCNN":
             _compute_boxes_in_float32(detector)
             _watch(detector.rpn, "fg_bg_sampler", counts, "anchors", lambda drawn, _: _num_drawn(drawn))
             heads = detector.roi_heads
@@ -233,6 +258,9 @@ def record_counts(detector: Any, kind: str, counts: dict[str, Tensor | float]) -
             divisors = of_anchors | dict.fromkeys(("loss_classifier", "loss_box_reg"), "proposals")
             if kind == "FasterRCNN":
                 return divisors
+            if kind == "KeypointRCNN":
+                _watch(heads, "select_training_samples", counts, "keypoints", _num_keypoints)
+                return divisors | {"loss_keypoint": "keypoints"}
             use_mask_targets()
             # The mean over the pixels of all masks is divided by their number: all have as many pixels.
             _watch(heads, "select_training_samples", counts, "positives", lambda chosen, _: _num_foreground(chosen[2]))
@@ -267,10 +295,11 @@ def _limit_samples(heads: Any) -> None:
 def _compute_boxes_in_float32(detector: Any) -> None:
     """Have a two-stage detector compute boxes in float32, whatever the precision of its layers: bfloat16 has no 257."""
     rpn, heads = detector.rpn, detector.roi_heads
-    for module in (rpn.head, rpn.anchor_generator, heads.box_predictor, heads.mask_predictor):
+    predictors = (heads.box_predictor, heads.mask_predictor, heads.keypoint_predictor)
+    for module in (rpn.head, rpn.anchor_generator, *predictors):
         if module is not None:
             module.register_forward_hook(lambda _, args, output: _as_float32(output))
-    for name in ("box_roi_pool", "mask_roi_pool"):
+    for name in ("box_roi_pool", "mask_roi_pool", "keypoint_roi_pool"):
         if getattr(heads, name) is not None:
             setattr(heads, name, _Float32Pool(getattr(heads, name)))
 
@@ -298,6 +327,17 @@ def _num_positive(matched: Sequence[Tensor]) -> Tensor:
 
 def _num_foreground(labels: Sequence[Tensor]) -> Tensor:
     return torch.stack([(each > 0).sum() for each in labels]).sum()
+
+
+def _num_keypoints(chosen: tuple[Any, ...], given: tuple[Any, ...]) -> Tensor:
+    """How many labeled keypoints lie in the positive proposals that are to predict them."""
+    to_heatmap = import_torchvision().models.detection.roi_heads.keypoints_to_heatmap
+    counts = []
+    for proposals, matched, labels, target in zip(*chosen[:3], given[1], strict=True):
+        positive = torch.where(labels > 0)[0]
+        places = target["keypoints"][matched[positive]]
+        counts.append(to_heatmap(places, proposals[positive], _HEATMAP)[1].sum())
+    return torch.stack(counts).sum()
 
 
 def _num_drawn(drawn: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Tensor:
@@ -339,6 +379,14 @@ def _bin_weights(start: Tensor, end: Tensor, length: int, side: int) -> Tensor:
         weights = (1 - (places[..., None] - pixels).abs()).clamp(min=0)
         total += weights * (number < num_samples)[:, None, None]
     return total / num_samples[:, None, None]
+
+
+def _freeze_batch_norm(backbone: nn.Module) -> None:
+    """Put torchvision's FrozenBatchNorm2d, as its builders do beside pretrained weights, in place of BatchNorm."""
+    frozen = import_torchvision().ops.FrozenBatchNorm2d
+    for name, layer in list(backbone.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d):
+            backbone.set_submodule(name, frozen(layer.num_features, layer.eps))
 
 
 def _anchors(name: str, sizes: _Sizes | None, ratios: _Sizes | None) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from paceline.recipe.validate import CheckedRecipe
 _OBJECTS = 8  # of a sample with boxes
 _FRAMES = 300  # of a video
 _LEEDS, _COCO = 14, 17  # keypoints of a person
+_WITH_KEYPOINTS = ("keypoints", "keypoint_detection")  # tasks
 
 
 class Shape(NamedTuple):
@@ -48,11 +49,11 @@ class SurrogateDataset:
     def __init__(self, task: str, shape: Shape, name: str, arguments: Mapping[str, Any]) -> None:
         self.classes = [str(number) for number in range(shape.num_classes)]
         self.ignore_index: int | None = arguments.get("ignore_index")
-        self.joints = _joints(name, arguments.get("names")) if task == "keypoints" else None
+        self.joints = _joints(name, arguments.get("names")) if task in _WITH_KEYPOINTS else None
         self.reads_videos = task == "video"
         self._sample = _SAMPLES.get(task, _labeled)(shape)
         if self.joints is not None:
-            self._sample["keypoints"] = np.ones((1, len(self.joints.names), 3), np.float32)
+            self._sample["keypoints"] = np.ones((len(self._sample["boxes"]), len(self.joints.names), 3), np.float32)
         self._length = shape.num_samples
 
     def __len__(self) -> int:
@@ -176,6 +177,7 @@ _SAMPLES: dict[str, Callable[[Shape], Sample]] = {
     "saliency": _mask,
     "detection": _objects,
     "instance_segmentation": _instances,
+    "keypoint_detection": _objects,
     "keypoints": lambda shape: _objects(shape, 1),
     "video": _video,
 }

@@ -64,7 +64,8 @@ class Detection(Task):
         flip: Annotated[bool, Field(description="Merges the detections of each image and its mirror image.")] = False,
         min_score: Annotated[Share | None, Field(description="Detections with a lower score are left out.")] = None,
     ) -> None:
-        loss_names = self._loss_names(model)
+        self._check_model(model)
+        loss_names = cast("Sequence[str]", model.loss_names)
         given = dict(loss_weights or {})
         for name in given.keys() - set(loss_names):
             raise ArgumentError("loss_weights", f"no loss is called {name!r}; the model has {', '.join(loss_names)}")
@@ -78,7 +79,7 @@ class Detection(Task):
         if flip and self._selection is None:
             raise ArgumentError("flip", f"{type(model).__name__} has no `selection`, the thresholds to merge by")
 
-    def _loss_names(self, model: nn.Module) -> Sequence[str]:
+    def _check_model(self, model: nn.Module) -> None:
         if not isinstance(model, Detector):
             raise RecipeError(
                 f"model: {type(model).__name__} is not a detector; use fcos or torchvision/detection/NAME, or give your"
@@ -88,7 +89,10 @@ class Detection(Task):
             raise RecipeError(
                 f"model: {type(model).__name__} learns from masks; use task: instance_segmentation, or a model of boxes"
             )
-        return model.loss_names
+        if getattr(model, "predicts_keypoints", False):
+            raise RecipeError(
+                f"model: {type(model).__name__} learns from keypoints; use task: keypoint_detection, or a box model"
+            )
 
     def counts(self, batch: Batch) -> dict[str, Count]:
         """What each loss is divided by, where that depends on the targets alone."""

@@ -35,7 +35,12 @@ _MAX_SIZE = 1 << 31  # pixels
 
 @register.dataset(
     "coco",
-    checks=[KeyOf("split", "split_shares"), Requires("split", "split_shares"), Requires("per_object", "keypoints")],
+    checks=[
+        KeyOf("split", "split_shares"),
+        Requires("split", "split_shares"),
+        Requires("per_object", "keypoints"),
+        Requires("min_keypoints", "keypoints"),
+    ],
 )
 class Coco(DetectionDataset):
     """The images of a COCO JSON file, in the order of their ids, with boxes and, if wanted, masks and keypoints.
@@ -44,7 +49,8 @@ class Coco(DetectionDataset):
     class k has the id `category_ids[k]`. Boxes keep their coordinates, as x1 y1 x2 y2. A keypoint is the number of a
     pixel in these files, so it lies half a pixel further, in that pixel's middle. Masks are those of pycocotools.
     With `per_object`, each object with labeled keypoints is a sample of its own, as pose networks take them; crowds are
-    left out. With `keep_empty: false`, images without any object are left out; with `split_shares` the split is drawn.
+    left out. With `keep_empty: false`, images without any object are left out; with `min_keypoints`, images of fewer
+    labeled keypoints. With `split_shares` the split is drawn.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class Coco(DetectionDataset):
         masks: bool = False,
         keypoints: bool = False,
         per_object: bool = False,
+        min_keypoints: Count | None = None,
         keep_empty: bool = True,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
@@ -83,6 +90,8 @@ class Coco(DetectionDataset):
         self.category_ids: list[int] = index.facts["category_ids"]
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"]) if keypoints else None
         self._masks = index.rows("mask") if masks else None
+        if min_keypoints:
+            self._part = self._images_with(min_keypoints)
         self._chosen: NDArray[np.int64] | None = None
         if per_object:
             self._part, self._chosen = self._divide()
@@ -110,6 +119,14 @@ class Coco(DetectionDataset):
         """The height and width of each image, [N, 2], as the file says."""
         sizes: NDArray[np.int64] = self._index["sizes"][np.asarray(self._part)]
         return sizes
+
+    def _images_with(self, min_keypoints: int) -> NDArray[np.int64]:
+        """The images whose objects have so many labeled keypoints together."""
+        labeled = (self._index["keypoints"][..., 2] > 0).sum(1)
+        before, starts = np.concatenate([[0], labeled.cumsum()]), self._index["starts"].astype(np.int64)
+        rows = np.asarray(self._part)
+        chosen: NDArray[np.int64] = rows[before[starts[rows + 1]] - before[starts[rows]] >= min_keypoints]
+        return chosen
 
     def _divide(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The image and the number of each object that is a sample of its own."""
