@@ -36,6 +36,7 @@ METRICS = {
     "masked_autoencoder": {"masked_mse", "knn_top1", "linear_top1"},
     "saliency": {"loss", "pixel_bce", "cel", "mae", "max_f", "weighted_f", "s_measure", "mean_e", "iou", "ber"},
     "segmentation": {"loss", "ohem_cross_entropy", "dice_loss", "miou", "iou.disc", "pixel_accuracy", "boundary_f"},
+    "transformers": {"ap", "ap50", "ar100", "voc_ap50"},
     "video": {"loss", "cross_entropy", "top1", "top2", "auroc"},
 }
 

@@ -133,7 +133,10 @@ class Family:
 
     def _is_open(self) -> bool:
         library = self._row["library"]
-        return installed_version(library["distribution"]) != str(library["version"])
+        try:
+            return installed_version(library["distribution"]) != str(library["version"])
+        except metadata.PackageNotFoundError:  # of an extra
+            return False
 
 
 def installed_version(distribution: str) -> str:

@@ -97,6 +97,7 @@ def start_losses(trainer: Trainer, step_batch: StepBatch) -> LossAccumulator:
         trainer.stop.requested,
         first_pass=lambda names: _sum_ratios(trainer, step_batch, names),
         metrics=trainer.training_metrics,
+        divisors=getattr(trainer.task, "divisors", dict),
     )
 
 

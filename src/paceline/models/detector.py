@@ -62,14 +62,15 @@ class KeypointDetections(NamedTuple):
     """[K, J], above 0 where the model is certain."""
 
 
-LossParts = dict[str, tuple[Tensor, Tensor]]
+LossParts = dict[str, tuple[Tensor, Tensor | float]]
 """Of each loss by name: its sum over the images of a batch, and what that is to be divided by."""
 
 
 @runtime_checkable
 class Detector(Protocol):
     """A model that detects objects. It may also have `count(images, targets)`, what each loss is divided by, if that
-    does not depend on predictions; without, a step of several micro-batches needs a first pass without gradient. One
+    does not depend on predictions; without, a step of several micro-batches needs a first pass without gradient. With
+    `divisors(counts)` too, losses are divided by what it makes of the counts of the global batch. One
     whose attribute `predicts_masks` is True takes masks in its targets and gives `Instances` for `Detections`; with
     `predicts_keypoints` it takes keypoints and gives `KeypointDetections`.
 

@@ -185,7 +185,7 @@ def torchvision_targets(targets: Sequence[Target], dtype: torch.dtype, first_lab
     ]
 
 
-def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Detections | Instances | KeypointDetections:
+def sorted_detections(found: Mapping[str, Tensor], first_label: int) -> Any:
     """What torchvision has detected in an image, the most confident first; with masks or keypoints if it has any."""
     order = found["scores"].sort(descending=True, stable=True).indices
     detections = Detections(found["boxes"][order], found["scores"][order], found["labels"][order] - first_label)

@@ -38,7 +38,9 @@ from paceline.engine.strategies import ddp, fsdp
 _VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedMutationAliasingException, UnsupportedOperatorException)
 # What torch says, in plain RuntimeErrors, of tensors without memory and of operators without a kernel for them.
-_WITHOUT_MEMORY = re.compile(r"tensor subclasses|fake ?tensor|\bmeta\b|Could not run 'aten::", re.IGNORECASE)
+_WITHOUT_MEMORY = re.compile(
+    r"tensor subclasses|fake ?tensor|unallocated storage|\bmeta\b|Could not run 'aten::", re.IGNORECASE
+)
 
 
 @contextmanager

@@ -92,12 +92,16 @@ class SurrogateBuilder(Builder):
             return Path(written)
 
     def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
-        """The model; lazy layers, which cannot be made of fake tensors, get their shapes as real ones."""
-        try:
-            return super().model(loader, classes)
-        except PacelineError as error:
-            if UninitializedParameter.__name__ not in str(error):
-                raise
+        """The model; one that cannot be made of fake tensors is made of real ones first.
+
+        Lazy layers get their shapes so, and constructors of transformers copy tensors by their memory.
+        """
+        if not self.recipe.model.name.startswith("transformers/"):
+            try:
+                return super().model(loader, classes)
+            except PacelineError as error:
+                if UninitializedParameter.__name__ not in str(error):
+                    raise
         with unset_fake_temporarily():
             model = super().model(loader, classes)
         return convert_module(model, torch.empty_like)

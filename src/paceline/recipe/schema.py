@@ -72,7 +72,7 @@ class Weights(Section):
     """Pretrained weights, and how they may differ from the model; everything else must match."""
 
     file: str
-    """A .safetensors or .pth file, a run directory, or published weights: timm/NAME, torchvision/NAME."""
+    """A file (.safetensors, .pth), a run or transformers' folder, or timm/NAME, torchvision/NAME, transformers/ID."""
     key: str | None = None
     """The key of a .pth file that holds the tensors, such as net_state; null: state_dict, model or model_state_dict."""
     into: str | None = None
@@ -114,7 +114,7 @@ class ModelPart(Part):
     """The model and its initial weights."""
 
     name: str
-    """The model: one of ours, timm/NAME or torchvision/NAME."""
+    """The model: one of ours, timm/NAME, torchvision/NAME or transformers/NAME."""
     num_classes: Count | None = None
     """Number of classes; null: from the data. If given, the data must match."""
     weights: str | Weights | None = None

@@ -64,8 +64,7 @@ class Detection(Task):
         flip: Annotated[bool, Field(description="Merges the detections of each image and its mirror image.")] = False,
         min_score: Annotated[Share | None, Field(description="Detections with a lower score are left out.")] = None,
     ) -> None:
-        self._check_model(model)
-        loss_names = cast("Sequence[str]", model.loss_names)
+        loss_names = self._loss_names(model)
         given = dict(loss_weights or {})
         for name in given.keys() - set(loss_names):
             raise ArgumentError("loss_weights", f"no loss is called {name!r}; the model has {', '.join(loss_names)}")
@@ -74,12 +73,13 @@ class Detection(Task):
         compare_by(rows_of_boxes, extra_metrics)
         self._count = getattr(model, "count", None)
         self._takes_sizes = "image_sizes" in signature_of(model.forward).parameters
+        self._divisors: Callable[[Mapping[str, float]], Mapping[str, float]] | None = getattr(model, "divisors", None)
         self._selection = getattr(model, "selection", None)
         self._flip, self._min_score = flip, min_score
         if flip and self._selection is None:
             raise ArgumentError("flip", f"{type(model).__name__} has no `selection`, the thresholds to merge by")
 
-    def _check_model(self, model: nn.Module) -> None:
+    def _loss_names(self, model: nn.Module) -> Sequence[str]:
         if not isinstance(model, Detector):
             raise RecipeError(
                 f"model: {type(model).__name__} is not a detector; use fcos or torchvision/detection/NAME, or give your"
@@ -93,6 +93,7 @@ class Detection(Task):
             raise RecipeError(
                 f"model: {type(model).__name__} learns from keypoints; use task: keypoint_detection, or a box model"
             )
+        return model.loss_names
 
     def counts(self, batch: Batch) -> dict[str, Count]:
         """What each loss is divided by, where that depends on the targets alone."""
@@ -100,6 +101,10 @@ class Detection(Task):
             return dict.fromkeys(self.weights)
         counts: dict[str, Count] = self._count(batch["image"], self._targets(batch))
         return counts
+
+    def divisors(self, counts: Mapping[str, float]) -> Mapping[str, float]:
+        """The counts of the global batch, or what the model makes of them."""
+        return counts if self._divisors is None else self._divisors(counts)
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, LossTerm]:
         parts = call_model(model, batch["image"], self._targets(batch), **self._sizes(batch))

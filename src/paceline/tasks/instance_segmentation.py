@@ -51,13 +51,14 @@ class InstanceSegmentation(Detection):
         super().__init__(model, classes, extra_metrics, loss_weights, flip, min_score)
         self._metrics = [CocoMaskAP(self.classes), *self._metrics]
 
-    def _check_model(self, model: nn.Module) -> None:
+    def _loss_names(self, model: nn.Module) -> Sequence[str]:
         if not isinstance(model, Detector) or not getattr(model, "predicts_masks", False):
             raise RecipeError(
                 f"model: {type(model).__name__} predicts no masks of objects; use mask_rcnn or"
                 " torchvision/detection/maskrcnn_…, or give your model `loss_names`, `predicts_masks = True` and a"
                 " forward(images, targets=None), as docs/instance_segmentation.md describes"
             )
+        return model.loss_names
 
     def _targets(self, batch: Batch) -> list[Target]:
         if "masks" not in batch:

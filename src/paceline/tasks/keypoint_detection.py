@@ -51,12 +51,13 @@ class KeypointDetection(Detection):
         self.joints = joints
         self._metrics = [DetectedKeypointAP(joints), *self._metrics]
 
-    def _check_model(self, model: nn.Module) -> None:
+    def _loss_names(self, model: nn.Module) -> Sequence[str]:
         if not isinstance(model, Detector) or not getattr(model, "predicts_keypoints", False):
             raise RecipeError(
                 f"model: {type(model).__name__} detects no keypoints; use torchvision/detection/keypointrcnn_…, or"
                 " task: keypoints for heatmaps of one person in each image"
             )
+        return model.loss_names
 
     def _targets(self, batch: Batch) -> list[Target]:
         targets = super()._targets(batch)

@@ -121,6 +121,10 @@ class Task:
         """The denominator of each loss, or None where it depends on predictions."""
         return {name: loss.count(batch) for name, loss in self.loss_functions.items()}
 
+    def divisors(self, counts: Mapping[str, float]) -> Mapping[str, float]:
+        """What losses are divided by, given the counts of the global batch that the host knows: these themselves."""
+        return counts
+
     def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, LossTerm]:
         """Each loss of a micro-batch as a numerator and a denominator."""
         outputs = self._forward(model, batch)
