@@ -136,6 +136,17 @@ def test_images_of_any_size_are_padded_and_boxes_stay_inside() -> None:
         assert set(each.labels.tolist()) <= {0, 1, 2}
 
 
+def test_nothing_is_learned_from_padding() -> None:
+    """An image of 8 × 8 has the cells of one of 32 × 32: 8², 4², 2² and 1, with three anchors each."""
+    model, empty = small().train(), 2 * targets()[1:]
+    counts = []
+    for sizes in (None, [(SIZE, SIZE), (8, 8)]):
+        parts = model(images(), empty, image_sizes=sizes)
+        assert isinstance(parts, dict)
+        counts.append(parts["loss_objectness"][1].item())
+    assert counts == [2 * 256, 256 + 3 * (64 + 16 + 4 + 1)]
+
+
 def test_boxes_are_computed_in_float32_whatever_the_layers_are() -> None:
     model = small(score_thresh=0.0).eval()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from paceline.core.arguments import Count, Positive, Share
 from paceline.core.registry import register
 from paceline.core.torchvision_ops import import_torchvision
-from paceline.models.detector import Detections, Instances, LossParts, Target
+from paceline.models.detector import ImageSizes, LossParts, Target
 from paceline.models.encoder_decoder import FPNLevel, build_encoder
 from paceline.models.torchvision_detection import (
-    UnchangedImages,
+    PaddedDetector,
     loss_parts,
     record_counts,
     sorted_detections,
@@ -33,7 +33,7 @@ _RATIOS = (0.5, 1.0, 2.0)
 
 
 @register.model("mask_rcnn")
-class MaskRCNN(nn.Module):
+class MaskRCNN(PaddedDetector):
     """Mask R-CNN with a feature pyramid on any timm or torchvision backbone."""
 
     predicts_masks = True
@@ -54,16 +54,15 @@ class MaskRCNN(nn.Module):
         detections_per_img: Count = 100,
         backbone_args: LibraryArgs | None = None,
     ) -> None:
-        super().__init__()
         encoder = build_encoder(backbone, in_channels, backbone_args or {})
         used = [index for index, stride in enumerate(encoder.strides) if stride >= min_stride]
         if not used:
             raise ValueError(f"backbone {backbone!r} has no feature map of stride {min_stride} or more")
         strides = [encoder.strides[index] for index in used]
+        super().__init__(size_divisible=strides[-1])
         self.backbone = encoder.module
         self.pyramid = nn.ModuleList(FPNLevel(encoder.channels[index], width) for index in used)
         self._first_level = used[0]
-        self._image_list = UnchangedImages(strides[-1])
         self.selection = {"score_thresh": score_thresh, "nms_thresh": nms_thresh}
         self.selection["detections_per_img"] = detections_per_img
         """How the detections of an image are selected."""
@@ -82,19 +81,19 @@ class MaskRCNN(nn.Module):
         self._counts: dict[str, Tensor | float] = {}
         self._divisors = record_counts(self, "MaskRCNN", self._counts)
         self.loss_names = tuple(self._divisors)
+        self.ignore_padding(self.rpn)
 
     def forward(
         self,
         images: Tensor,
         targets: Sequence[Target] | None = None,
-        image_sizes: Sequence[tuple[int, int]] | None = None,
-    ) -> LossParts | list[Detections] | list[Instances]:
+        image_sizes: ImageSizes | None = None,
+    ) -> LossParts | list[Any]:
         """The losses of images [N, C, H, W] beside their targets; without targets, what is detected in each image.
 
         `image_sizes` are heights and widths of images without the padding on their right and below.
         """
-        batch, _ = self._image_list(images, None)
-        batch.image_sizes = list(image_sizes or batch.image_sizes)
+        batch, _ = self.image_list(self.without_padding(images, image_sizes), None)
         maps = self._maps(batch.tensors)
         wanted = None if targets is None else torchvision_targets(targets, torch.float32, first_label=1)
         proposals, rpn_losses = self.rpn(batch, maps, wanted)

@@ -79,58 +79,31 @@ def build_detection(
     return TorchvisionDetector(detector, first_label, selection)
 
 
-class TorchvisionDetector(nn.Module):
-    """A detector of torchvision that takes images as they are: the recipe's transforms resize and normalize them."""
+class PaddedDetector(nn.Module):
+    """What detectors of torchvision's parts share: they see no object in the padding of images that differ in size."""
 
-    def __init__(self, detector: Any, first_label: int, selection: Mapping[str, Any]) -> None:
+    pads_images = True
+    """Whether images of different sizes may be padded."""
+
+    def __init__(self, size_divisible: int) -> None:
         super().__init__()
-        self.detector = detector
-        self._first_label = first_label
-        self.selection = selection
-        """How the detections of an image are selected."""
-        detector.transform = UnchangedImages(detector.transform.size_divisible)
-        self.pads_images = type(detector).__name__ != "SSD"
-        """Whether images of different sizes may be padded; SSD's anchors are shares of the padded image."""
+        self.image_list = UnchangedImages(size_divisible)
         self._sizes: ImageSizes | None = None
         """The sizes of the images of the last forward pass, if any was padded."""
         self._is_inside: Tensor | None = None
         """Which anchors of the last forward pass are no padding, bool [N, A]; None if all are."""
-        self._counts: dict[str, Tensor | float] = {}
-        """What the losses of the last forward pass are divided by."""
-        kind = type(detector).__name__
-        self._divisors = record_counts(detector, kind, self._counts)
-        self.loss_names = tuple(self._divisors)
-        if set(self._divisors.values()) == {"images"}:
-            self.count = lambda images, targets: dict.fromkeys(self._divisors, len(images))
-        self.predicts_masks, self.predicts_keypoints = kind == "MaskRCNN", kind == "KeypointRCNN"
-        if hasattr(detector, "rpn"):
-            detector.rpn.head.register_forward_hook(self._hide_objects)
-            assign = detector.rpn.assign_targets_to_anchors
-            detector.rpn.assign_targets_to_anchors = partial(self._assign_inside, assign)
-        elif self.pads_images:
-            detector.head.register_forward_hook(self._hide_classes)
 
-    def forward(
-        self, images: Tensor, targets: Sequence[Target] | None = None, image_sizes: ImageSizes | None = None
-    ) -> LossParts | list[Any]:
-        """The losses of images [N, 3, H, W] beside their targets; without targets, what is detected in each image."""
+    def without_padding(self, images: Tensor, image_sizes: ImageSizes | None) -> list[Tensor]:
+        """The images of a forward pass, one by one."""
         self._sizes, each = image_sizes, list(images.unbind())
-        if image_sizes is not None:
-            each = [image[:, :height, :width] for image, (height, width) in zip(each, image_sizes, strict=True)]
-        if targets is None:
-            return [sorted_detections(found, self._first_label) for found in self.detector(each)]
-        self._counts["images"] = len(images)
-        dtype = torch.float32 if hasattr(self.detector, "rpn") else images.dtype
-        losses = self.detector(each, torchvision_targets(targets, dtype, self._first_label))
-        return loss_parts(losses, self._divisors, self._counts)
+        if image_sizes is None:
+            return each
+        return [image[:, :height, :width] for image, (height, width) in zip(each, image_sizes, strict=True)]
 
-    def _hide_classes(self, _: nn.Module, given: Any, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The outputs of a head, with no class in the padding."""
-        if self._sizes is None:
-            return outputs
-        logits, cells = outputs["cls_logits"], torch.cat([each.flatten(1) for each in self._cells_inside(given[0])], 1)
-        inside = cells.repeat_interleave(logits.shape[1] // cells.shape[1], 1)
-        return {**outputs, "cls_logits": logits.masked_fill(~inside[..., None], ABSENT)}
+    def ignore_padding(self, rpn: Any) -> None:
+        """Have a region proposal network propose nothing in the padding, and learn nothing from it."""
+        rpn.head.register_forward_hook(self._hide_objects)
+        rpn.assign_targets_to_anchors = partial(self._assign_inside, rpn.assign_targets_to_anchors)
 
     def _hide_objects(self, _: nn.Module, given: Any, outputs: Any) -> Any:
         """The outputs of a region proposal head, with no object in the padding."""
@@ -152,11 +125,56 @@ class TorchvisionDetector(nn.Module):
     def _cells_inside(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Which cells of feature maps each image would have alone, bool [N, H, W] of each level."""
         assert self._sizes is not None
-        transform = self.detector.transform
-        sizes = [transform.padded(size) for size in self._sizes]
+        sizes = [self.image_list.padded(size) for size in self._sizes]
         shapes = [each.shape[-2:] for each in maps]
-        steps = [[side // number for side, number in zip(transform.size, shape, strict=True)] for shape in shapes]
+        steps = [[side // number for side, number in zip(self.image_list.size, shape, strict=True)] for shape in shapes]
         return [cells_inside(sizes, *each, maps[0].device) for each in zip(shapes, steps, strict=True)]
+
+
+class TorchvisionDetector(PaddedDetector):
+    """A detector of torchvision that takes images as they are: the recipe's transforms resize and normalize them."""
+
+    def __init__(self, detector: Any, first_label: int, selection: Mapping[str, Any]) -> None:
+        super().__init__(detector.transform.size_divisible)
+        self.detector = detector
+        self._first_label = first_label
+        self.selection = selection
+        """How the detections of an image are selected."""
+        detector.transform = self.image_list
+        self.pads_images = type(detector).__name__ != "SSD"
+        """Whether images of different sizes may be padded; SSD's anchors are shares of the padded image."""
+        self._counts: dict[str, Tensor | float] = {}
+        """What the losses of the last forward pass are divided by."""
+        kind = type(detector).__name__
+        self._divisors = record_counts(detector, kind, self._counts)
+        self.loss_names = tuple(self._divisors)
+        if set(self._divisors.values()) == {"images"}:
+            self.count = lambda images, targets: dict.fromkeys(self._divisors, len(images))
+        self.predicts_masks, self.predicts_keypoints = kind == "MaskRCNN", kind == "KeypointRCNN"
+        if hasattr(detector, "rpn"):
+            self.ignore_padding(detector.rpn)
+        elif self.pads_images:
+            detector.head.register_forward_hook(self._hide_classes)
+
+    def forward(
+        self, images: Tensor, targets: Sequence[Target] | None = None, image_sizes: ImageSizes | None = None
+    ) -> LossParts | list[Any]:
+        """The losses of images [N, 3, H, W] beside their targets; without targets, what is detected in each image."""
+        each = self.without_padding(images, image_sizes)
+        if targets is None:
+            return [sorted_detections(found, self._first_label) for found in self.detector(each)]
+        self._counts["images"] = len(images)
+        dtype = torch.float32 if hasattr(self.detector, "rpn") else images.dtype
+        losses = self.detector(each, torchvision_targets(targets, dtype, self._first_label))
+        return loss_parts(losses, self._divisors, self._counts)
+
+    def _hide_classes(self, _: nn.Module, given: Any, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs of a head, with no class in the padding."""
+        if self._sizes is None:
+            return outputs
+        logits, cells = outputs["cls_logits"], torch.cat([each.flatten(1) for each in self._cells_inside(given[0])], 1)
+        inside = cells.repeat_interleave(logits.shape[1] // cells.shape[1], 1)
+        return {**outputs, "cls_logits": logits.masked_fill(~inside[..., None], ABSENT)}
 
 
 def torchvision_targets(targets: Sequence[Target], dtype: torch.dtype, first_label: int) -> list[dict[str, Tensor]]:
