@@ -14,6 +14,7 @@ import inspect
 import json
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -176,5 +177,19 @@ def describe_argument(kind: str, target: Callable[..., Any], name: str) -> str |
     return SENTENCES.get(f"{kind}.{name}") or SENTENCES.get(name) or next(iter(naming), None)
 
 
+def undescribed(table: Mapping[str, Mapping[str, Row]]) -> list[str]:
+    """The arguments without a sentence."""
+    return [
+        f"{kind} {name}: {argument}"
+        for kind, rows in table.items()
+        for name, row in rows.items()
+        for argument, node in row["arguments"].items()
+        if not node.get("description")
+    ]
+
+
 if __name__ == "__main__":
-    TABLE.write_text(as_text(collect()), encoding="utf-8")
+    found = collect()
+    TABLE.write_text(as_text(found), encoding="utf-8")
+    if missing := undescribed(found):
+        sys.exit(f"no sentence says what these are: {', '.join(missing)}")

@@ -10,7 +10,7 @@ import torch
 from support.forkserver import paceline
 
 from paceline.core.torchvision_ops import import_torchvision
-from paceline.models.surgery import Surgery, apply
+from paceline.models.surgery import Surgery, load_weights
 from paceline.recipe.build_context import resolve
 from paceline.recipe.load import load, shipped_recipes
 from paceline.recipe.schema import Weights
@@ -57,7 +57,7 @@ def test_published_weights_have_the_names_that_a_recipe_says(name: str) -> None:
     options = part.weights.model_dump(exclude={"file", "key"}) | {
         "rename": [tuple(each) for each in part.weights.rename]
     }
-    fitted = apply(model, source.state_dict(), Surgery(**options))
+    fitted = load_weights(model, source.state_dict(), Surgery(**options))
     backbone = {each: tensor for each, tensor in model.state_dict().items() if each.startswith("backbone.")}
     assert set(fitted.loaded) == set(backbone)
     # In the order of layers, whatever they are called.

@@ -20,7 +20,7 @@ from paceline.recipe.validate import validate
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TASKS = ["saliency", "segmentation", "video"]
-PAGED = [*TASKS, "keypoints"]
+PAGED = [*TASKS, "instance_segmentation", "keypoints"]
 PAGES = {task: (DOCS / f"{task}.md").read_text(encoding="utf-8") for task in PAGED}
 
 

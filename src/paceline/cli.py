@@ -27,6 +27,7 @@ COMMANDS = {
     "data": "inspect every sample: unreadable files, class counts, speed, contact sheet; or write a pack",
     "sample": "write a small synthetic data set and print a recipe for it",
     "show": "print the resolved recipe, the model, parameter groups, batch and learning rate",
+    "eject": "write a run as one Python file without a recipe, which gives the same results",
     "plan": "say how much memory and time a run needs, with which settings it fits, and the largest micro-batch",
     "find-batch": "find the largest micro-batch that fits: planned first, then tried",
     "find-lr": "run a learning rate range test and suggest a learning rate",

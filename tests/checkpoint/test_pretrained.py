@@ -22,7 +22,7 @@ from paceline.checkpoint.pretrained import is_pretrained_name
 from paceline.checkpoint.weights import read_weights
 from paceline.core.errors import CheckpointError
 from paceline.core.torchvision_ops import import_torchvision
-from paceline.models.surgery import Surgery, apply
+from paceline.models.surgery import Surgery, load_weights
 from paceline.models.zoo import build_timm, build_torchvision
 
 WEIGHTS = {"conv.weight": torch.arange(6.0).reshape(2, 3), "conv.count": torch.tensor(3)}
@@ -96,7 +96,7 @@ def test_timms_weights_come_from_its_cache(hub_cache: Path, monkeypatch: pytest.
     monkeypatch.setattr(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True)
     timm = importlib.import_module("timm")
     assert same(timm.create_model("test_vit", pretrained=True).state_dict(), weights)
-    fitted = apply(build_timm("test_vit", 7, 1, {"img_size": 96}), found, Surgery())
+    fitted = load_weights(build_timm("test_vit", 7, 1, {"img_size": 96}), found, Surgery())
     assert list(fitted.replaced) == ["head.weight", "head.bias"]
     assert list(fitted.reshaped) == ["pos_embed", "patch_embed.proj.weight"]
 

@@ -75,7 +75,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     encoder = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 2}
     masked = {"name": "masked_autoencoder", "encoder": "timm/vit_tiny_patch16_224", "encoder_args": encoder}
-    recipes = {kind: write_sample(kind, folder) for kind in KINDS}
+    recipes = {kind: write_sample(kind, folder) for kind in KINDS if kind != "instance_segmentation"}
     recipes["classification"] = image_recipe(
         folder, "classification", {"name": "convnet", "widths": [4, 8]}, averaging={"name": "ema"}, precision="bf16"
     )
@@ -237,6 +237,17 @@ def test_detectors_of_torchvision_are_refused_by_their_operator() -> None:
     model = build_detection("ssdlite320_mobilenet_v3_large", 2, 3)
     with pytest.raises(ExportError, match="torchvision::nms"):
         Detection(model, ["a", "b"]).export_outputs(model, torch.zeros(1, 3, 64, 64))
+
+
+def test_instance_segmentation_is_exported_as_weights_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, run = write_sample("instance_segmentation", tmp_path), tmp_path / "run"
+    assert cli.main(["train", str(recipe), "train.steps=1", "evaluate.every_steps=9", "--out", str(run)]) == 0
+    capsys.readouterr()
+    assert cli.main(["export", str(run)]) == 1
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert "MaskRCNN selects boxes inside the model, by the operator torchvision::nms" in printed
+    assert not (run / "export").exists()
+    assert cli.main(["export", str(run), "--format", "safetensors"]) == 0
 
 
 def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,16 @@ from paceline.commands import new
 from paceline.loggers.jsonl import read_records
 
 ROOT = Path(__file__).resolve().parents[2]
-TASKS = ["classification", "detection", "keypoints", "masked_autoencoder", "saliency", "segmentation", "video"]
+TASKS = [
+    "classification",
+    "detection",
+    "instance_segmentation",
+    "keypoints",
+    "masked_autoencoder",
+    "saliency",
+    "segmentation",
+    "video",
+]
 TEST = """
 import os, sys, unittest
 for folder in sys.argv[1:]:
@@ -86,7 +95,7 @@ def test_each_project_is_whole_and_marked(projects: Path, task: str) -> None:
         assert f"# ← {place}" in parts
     written: dict[str, Any] = yaml.safe_load(recipe)
     assert (written["name"], written["task"]) == (task, task)
-    assert written.get("losses", []) == ([] if task == "detection" else ["my_loss"])
+    assert written.get("losses", []) == ([] if task in ("detection", "instance_segmentation") else ["my_loss"])
     assert ("random_masking" in recipe) == (task == "masked_autoencoder")
     assert "$" not in recipe + parts
     assert "#:" not in recipe + parts

@@ -17,7 +17,7 @@ from paceline.core.registry import register
 from paceline.data import synthetic
 from paceline.data.split_loader import SplitLoader
 
-KINDS = ["classification", "keypoints", "saliency", "segmentation", "video"]
+KINDS = ["classification", "instance_segmentation", "keypoints", "saliency", "segmentation", "video"]
 
 
 def sample(kind: str, folder: Path, number: int = 8, seed: int = 0) -> int:
@@ -55,6 +55,7 @@ def test_what_is_printed_reads_what_is_written(tmp_path: Path, capsys: pytest.Ca
         one = source.fetch(0, np.array([0]))
         assert one["image"].shape[0] == 1
         assert ("mask" in one) == (kind in ("saliency", "segmentation"))
+        assert ("masks" in one) == (kind == "instance_segmentation")
         assert ("keypoints" in one) == (kind == "keypoints")
     names = {
         "segmentation": synthetic.SHAPES,
@@ -62,6 +63,7 @@ def test_what_is_printed_reads_what_is_written(tmp_path: Path, capsys: pytest.Ca
         "saliency": ["foreground"],
         "keypoints": ["person"],
         "classification": synthetic.SHAPES[1:],
+        "instance_segmentation": synthetic.SHAPES[1:],
     }
     assert sources["train"].dataset.classes == sources["val"].dataset.classes == list(names[kind])
 

@@ -14,7 +14,6 @@ from support.full_disk import files_limited_to
 
 from paceline.checkpoint.files import write_file
 from paceline.core.atomic_write import create_file, is_partial, partial_path, remove_partial_files, replace_file
-from paceline.launch.failure import ExitRecord
 from paceline.loggers.events import Started
 from paceline.loggers.files import StatusFile
 from paceline.visualize.image import save_png
@@ -24,7 +23,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "status.json": lambda path: StatusFile(path, 1).handle(Started("x", path, "cpu", 1, 1, 1)),
     "image.png": lambda path: save_png(IMAGE, path),
     "recipe.yaml": lambda path: replace_file(path, b"name: x\n"),
-    "rank-0.json": lambda path: ExitRecord(0, 0, "done", True, 0.0).write(path.parent),
     "model.safetensors": lambda path: write_file(path, [memoryview(b"tensors")]),
 }
 

@@ -171,6 +171,61 @@ RUNS_SHORT = {"size": [HEIGHT, WIDTH], "counts": [5, 5]}
 
 
 @pytest.mark.parametrize(
+    ("outline", "expected"),
+    [
+        ([], "has a segmentation that is neither polygons nor run lengths"),
+        ([[1, 2, 3, 4]], "has a polygon of fewer than three points"),
+        ([[1, 2, 3, 4, 5]], "has a polygon of fewer than three points"),
+        ([["1", 2, 3, 4, 5, 6]], "has a polygon that is not of numbers"),
+        ([FAR], "has a polygon that is not of numbers, or reaches far out of its image"),
+        ([[41, 2, 50, 2, 50, 9]], "has a mask that covers no pixel of its image"),
+        ([[3, 3, 3, 3, 3, 3]], "has a mask that covers no pixel of its image"),
+        (RUNS_SHORT, "has run lengths that do not cover its image exactly"),
+        (RUNS_SHORT | {"counts": [1200]}, "has a mask that covers no pixel of its image"),
+        ({"size": [3, 4], "counts": [12]}, "has run lengths of another size than its image"),
+        (RUNS_SHORT | {"counts": [-5, 1205]}, "has run lengths that are neither a text nor whole"),
+        (RUNS_SHORT | {"counts": packed([9])}, "has run lengths that do not cover its image"),
+        (RUNS_SHORT | {"counts": "\u00e9\u007f"}, "has run lengths that do not cover its image"),
+        (RUNS_SHORT | {"counts": "o" * 20}, "has run lengths that do not cover its image"),
+    ],
+)
+def test_bad_masks_follow_the_policy_of_bad_boxes(tmp_path: Path, outline: Any, expected: str) -> None:
+    whole = content()
+    whole["annotations"][1]["segmentation"] = outline
+    path = write(tmp_path, whole)
+    named = f"{path}: annotation 6 ("
+    with pytest.raises(DataError, match=expected) as caught:
+        Coco(tmp_path, "instances.json", masks=True, bad_boxes="stop")
+    assert named in str(caught.value)
+    for policy in ("drop", "clip"):
+        dataset = Coco(tmp_path, "instances.json", masks=True, bad_boxes=policy)
+        counts, line = dataset.notes
+        assert counts == "1 of 4 boxes is bad: 1 with a bad mask"
+        assert line.startswith(named)
+        assert expected in line
+        assert line.endswith(", left out")
+        assert sum(len(dataset.read(index)["masks"]) for index in range(len(dataset))) == 3
+    assert Coco(tmp_path, "instances.json").notes == []
+
+
+def test_a_polygon_that_reaches_outside_is_cut_where_boxes_are(tmp_path: Path) -> None:
+    whole = content()
+    whole["annotations"][1]["segmentation"] = [[30, 5, 45, 5, 45, 15, 30, 15]]
+    path = write(tmp_path, whole)
+    dataset = Coco(tmp_path, "instances.json", masks=True)
+    assert dataset.notes[1].endswith("partly outside its image, clipped")
+    assert sum(len(dataset.read(index)["masks"]) for index in range(len(dataset))) == 4
+    assert "partly outside its image, left out" in Coco(tmp_path, path.name, masks=True, bad_boxes="drop").notes[1]
+
+
+def test_a_polygon_that_crosses_itself_is_filled_as_pycocotools_fills_it(tmp_path: Path) -> None:
+    crossing = [[5.0, 5.0, 30.0, 25.0, 30.0, 5.0, 5.0, 25.0]]
+    expected = coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(crossing, HEIGHT, WIDTH)))
+    assert 0 < expected.sum() < 25 * 20
+    assert np.array_equal(filled([crossing])[0], expected)
+
+
+@pytest.mark.parametrize(
     ("change", "expected"),
     [
         ({"image_id": 99}, "has a image_id that no image has: 6 (99)"),
@@ -185,17 +240,6 @@ RUNS_SHORT = {"size": [HEIGHT, WIDTH], "counts": [5, 5]}
         ({"bbox": None}, "has a wrong 'bbox', Input should be a valid list: 6 (None)"),
         ({"area": "big"}, "has a wrong 'area', Input should be a valid number: 6 ('big')"),
         ({"iscrowd": 2}, "has a wrong 'iscrowd', Input should be 0 or 1: 6 (2)"),
-        ({"segmentation": []}, "has a segmentation that is neither polygons nor run lengths: 6 ([])"),
-        ({"segmentation": [[1, 2, 3, 4]]}, "has a polygon of fewer than three points"),
-        ({"segmentation": [[1, 2, 3, 4, 5]]}, "has a polygon of fewer than three points"),
-        ({"segmentation": [["1", 2, 3, 4, 5, 6]]}, "has a polygon that is not of numbers"),
-        ({"segmentation": [FAR]}, "has a polygon that is not of numbers, or reaches far out of its image"),
-        ({"segmentation": RUNS_SHORT}, "has run lengths that do not cover its image exactly"),
-        ({"segmentation": {"size": [3, 4], "counts": [12]}}, "has run lengths of another size than its image"),
-        ({"segmentation": RUNS_SHORT | {"counts": [-5, 1205]}}, "has run lengths that are neither a text nor whole"),
-        ({"segmentation": RUNS_SHORT | {"counts": packed([9])}}, "has run lengths that do not cover its image"),
-        ({"segmentation": RUNS_SHORT | {"counts": "\u00e9\u007f"}}, "has run lengths that do not cover its image"),
-        ({"segmentation": RUNS_SHORT | {"counts": "o" * 20}}, "has run lengths that do not cover its image"),
         (
             {"keypoints": [1, 2, 2]},
             "has keypoints that are not 3 times x, y and a visibility of 0, 1 or 2: 6",

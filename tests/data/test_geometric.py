@@ -23,6 +23,7 @@ from paceline.data.transforms.geometric import (
     RandomHorizontalFlip,
     RandomResize,
     RandomResizedCrop,
+    RandomShortestSize,
     Resize,
 )
 
@@ -50,6 +51,25 @@ def test_resize_gives_the_size_that_torchvision_gives(
     assume(most is not None if size is None else most is None or most > size)
     expected = _compute_resized_output_size((height, width), size and [size], most, allow_size_none=True)
     assert Resize(size, most).target(height, width) == tuple(max(1, side) for side in expected)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.lists(st.integers(1, 99), min_size=1, max_size=3), SHARES)
+def test_the_shortest_size_is_one_of_those_given(height: int, width: int, sizes: list[int], share: float) -> None:
+    change, sample = RandomShortestSize(sizes, 120), {"image": np.zeros((height, width, 3), np.uint8)}
+    expected = _compute_resized_output_size((height, width), [sizes[int(share * len(sizes))]], 120)
+    found = change(sample, np.array([share]))["image"].shape[:2]
+    assert found == tuple(max(1, side) for side in expected)
+
+
+def test_everything_follows_the_shortest_size() -> None:
+    image = rectangles(32, 48, BLOCKS) | {"matrix": np.eye(2, 3, dtype=np.float32)}
+    result, other = RandomShortestSize([16, 64])(image, np.array([0.5])), RandomShortestSize(64)(image, np.array([0.9]))
+    assert result["image"].shape == (*result["mask"].shape, 3) == (64, 96, 3)
+    assert result["boxes"].tolist() == [[4, 8, 24, 20], [40, 32, 60, 56]]
+    assert [box_of(mask) for mask in result["masks"]] == result["boxes"].tolist()
+    assert result["keypoints"][0, 0].tolist() == [5, 9, 1]
+    assert result["matrix"].tolist() == [[0.5, 0, 0], [0, 0.5, 0]]
+    assert all(np.array_equal(result[name], other[name]) for name in result)
 
 
 def test_a_height_and_a_width_are_taken_as_they_are() -> None:

@@ -48,7 +48,6 @@ def batches(workers: int, step: int = 0, rank: int = 0, world: int = 1, broken: 
     return TrainBatches(
         SplitLoader(Images(broken), [RandomResizedCrop(8), RandomCrop(8, padding=1), RandomHorizontalFlip()], seed=5),
         updates,
-        Permutation(SIZE, 5),
         World(rank, world, rank, CPU),
         Progress(10, updates.steps_per_epoch, step),
         workers,

@@ -23,7 +23,7 @@ from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.loader import MicroBatch, Request, TrainBatches, load
-from paceline.data.sampler import BatchSampler, Permutation
+from paceline.data.sampler import BatchSampler
 from paceline.data.skip_list import SkipList, Skipped, automatic_limit
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.geometric import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -66,9 +66,7 @@ def updates(broken: set[int], workers: int, limit: int = 20, rank: int = 0, worl
         SkipList("train", limit),
     )
     progress = Progress(8, cut.steps_per_epoch, 0)
-    return TrainBatches(
-        source, cut, Permutation(SIZE, 5), World(rank, world, rank, CPU), progress, workers, kind="process"
-    )
+    return TrainBatches(source, cut, World(rank, world, rank, CPU), progress, workers, kind="process")
 
 
 def held(stream: TrainBatches) -> list[tuple[MicroBatch, Batch]]:

@@ -21,7 +21,7 @@ from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
 from paceline.data.datasets.image_folder import ImageFolder
 from paceline.data.loader import Kind, Request, TrainBatches, load
-from paceline.data.sampler import BatchSampler, Permutation
+from paceline.data.sampler import BatchSampler
 from paceline.data.skip_list import SkipList
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.base import BatchTransform, SampleTransform
@@ -70,7 +70,6 @@ def batches(folder: Path, kind: Kind, workers: int | None, step: int = 0) -> Tra
     return TrainBatches(
         SplitLoader(ImageFolder(folder), transforms, seed=5),
         updates,
-        Permutation(SIZE, 5),
         World(0, 1, 0, CPU),
         Progress(STEPS, updates.steps_per_epoch, step),
         workers,

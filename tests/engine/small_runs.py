@@ -19,7 +19,7 @@ from paceline.core.world import World
 from paceline.data.batch import Batch, Sample
 from paceline.data.datasets.idx import MemoryImages
 from paceline.data.loader import TrainBatches
-from paceline.data.sampler import BatchSampler, Permutation
+from paceline.data.sampler import BatchSampler
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.base import BatchTransform
 from paceline.engine.replay import explain_nonfinite
@@ -189,12 +189,12 @@ class Small:
             "model": model,
             **solver(torch.optim.SGD(grouped(model), lr=self.lr), self.lr, self.steps),
             "train_loader": loader,
-            "batches": TrainBatches(loader, updates, Permutation(self.size, 7), world, progress, workers=0),
+            "batches": TrainBatches(loader, updates, world, progress, workers=0),
             "evaluations": self.evaluations(),
             "progress": progress,
             "intervals": Intervals(*self.every),
             "store": Store(self.out / "checkpoints"),
-            "choices": Choices(torch.get_num_threads(), self.micro_batch_size, self.world),
+            "choices": Choices(torch.get_num_threads(), self.micro_batch_size, self.world, channels_last=False),
             "visualize": False,
             "explain_nonfinite": explain_nonfinite,
         }

@@ -348,8 +348,8 @@ def train_with_a_dying_worker(out: Path) -> None:
     assert isinstance(run.model, Sleeping)
     run.model.deed = kill_a_worker
     loader = SplitLoader(Reading(), [Widen()], seed=0)
-    order, sampler = run.batches.order, run.batches.sampler
-    batches = TrainBatches(loader, sampler, order, run.world, run.progress, workers=1, kind="process")
+    sampler = run.batches.sampler
+    batches = TrainBatches(loader, sampler, run.world, run.progress, workers=1, kind="process")
     try:
         train(replace(run, train_loader=loader, batches=batches))
     except DataError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +12,8 @@ from small_runs import NamedFiles
 from paceline.core.errors import UsageError
 from paceline.data.batch import Batch, Sample
 from paceline.data.io.mask import decode_gray, decode_ids
-from paceline.engine.predictions import Map, MapFolder, file_names
-from paceline.visualize.colors import Color, class_color
-
-
-class Maps:
-    """A task that predicts what it is given."""
-
-    def __init__(self, palette: Sequence[Color] | None = None) -> None:
-        self.palette = palette
-
-    def maps(self, predictions: list[Map]) -> list[Map]:
-        return predictions
+from paceline.engine.predictions import MapFolder, file_names
+from paceline.visualize.colors import class_color
 
 
 def test_files_are_named_like_images() -> None:
@@ -53,8 +42,8 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     found = [random.integers(0, 256, size).astype(np.uint8) for size in ((5, 7), (9, 4))]
     dataset, ids = NamedFiles("a.jpg", "b.jpg", "c.jpg"), Batch(id=torch.tensor([2, 0]))
-    gray = MapFolder(tmp_path / "gray", dataset, Maps())
-    colored = MapFolder(tmp_path / "ids", dataset, Maps([class_color(number) for number in range(256)]))
+    gray = MapFolder(tmp_path / "gray", dataset, list)
+    colored = MapFolder(tmp_path / "ids", dataset, list, [class_color(number) for number in range(256)])
     for folder in (gray, colored, gray):  # a second time, they are replaced
         folder.save(ids, found)
     assert sorted(path.name for path in (tmp_path / "gray").iterdir()) == ["a.png", "c.png"]
@@ -64,6 +53,6 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    folder = MapFolder(tmp_path / "file", NamedFiles("a.jpg"), Maps())
+    folder = MapFolder(tmp_path / "file", NamedFiles("a.jpg"), list)
     with pytest.raises(UsageError, match=r"file/a\.png: the prediction cannot be written"):
         folder.save(Batch(id=torch.tensor([0])), [np.zeros((2, 2), np.uint8)])

@@ -16,8 +16,9 @@ from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.datasets.idx import MemoryImages
 from paceline.data.loader import MicroBatch, StepBatch, TrainBatches
-from paceline.data.sampler import BatchSampler, Permutation
+from paceline.data.sampler import BatchSampler
 from paceline.data.split_loader import SplitLoader
+from paceline.engine.replay import check_finite
 from paceline.engine.run import Run
 from paceline.engine.step import train_step
 from paceline.losses.classification import CrossEntropy
@@ -50,9 +51,7 @@ def golden_run(out: Path, micro_batch_size: int) -> Run:
     optimizer = torch.optim.SGD(grouped(model), lr=1.0, momentum=0.9, weight_decay=0.01)
     schedule = Schedule(0.5, cosine, total_steps=9, steps_per_epoch=3, warmup_steps=2, warmup_from=0.1, floor=0.05)
     run = small.run(model=model, train_loader=source, optimizer=optimizer, scheduler=Scheduler(optimizer, schedule))
-    run.batches = TrainBatches(
-        source, BatchSampler(21, 8, micro_batch_size), Permutation(21, 7), run.world, run.progress, workers=0
-    )
+    run.batches = TrainBatches(source, BatchSampler(21, 8, micro_batch_size), run.world, run.progress, workers=0)
     return run
 
 
@@ -122,7 +121,7 @@ def test_gradients_that_are_not_finite_end_the_run_before_the_weights_change(
     before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
     named = r"outputs are finite, the gradients of scale are not"  # of no other parameter, clipped or not
     with pytest.raises(TrainingError, match=rf"gradient of step 1 is not finite.*: {named}.*the model or the loss"):
-        run.check_finite([train_step(run, step_batch)])
+        check_finite(run, [train_step(run, step_batch)])
     assert all(torch.equal(value, before[name]) for name, value in run.model.named_parameters())
     assert not run.optimizer.state
 
@@ -134,7 +133,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_is_named(tmp_path: Path) -
     step_batch = next(iter(run.batches))
     result = train_step(run, step_batch)
     with pytest.raises(TrainingError) as caught:
-        run.check_finite([result])
+        check_finite(run, [result])
     first = ", ".join(str(number) for number in step_batch.micro_batches[0].batch.ids[:8].tolist())
     assert f"layers.0 (Conv2d) gives what is not finite for samples {first} and 56 more" in str(caught.value)
 

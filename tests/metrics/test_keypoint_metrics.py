@@ -17,8 +17,9 @@ from pycocotools.cocoeval import COCOeval
 from paceline.core.errors import ArgumentError, DataError
 from paceline.data.batch import Batch, KeypointNames
 from paceline.data.datasets.keypoints import known_keypoints
-from paceline.metrics.keypoints import OKS_NAMES, PCK, KeypointAP, PCKh
+from paceline.metrics.keypoints import OKS_NAMES, PCK, DetectedKeypointAP, KeypointAP, PCKh
 from paceline.metrics.metric import Metric, merge_states
+from paceline.models.detector import KeypointDetections
 from paceline.models.simple_baseline import Poses
 
 Case = list[tuple[Poses, Batch]]
@@ -82,7 +83,13 @@ def coco_stats(case: Case, sigmas: list[float] | None = None) -> list[float]:
                 places = np.column_stack([poses.keypoints[index].numpy(), poses.scores[index].numpy()])
                 row = {"image_id": image, "category_id": 1, "keypoints": places.flatten().tolist()}
                 found.append({**row, "score": float(poses.scores[index].double().mean())})
-    images = [{"id": each} for each in range(1 + max(int(batch["image_id"].max()) for _, batch in case))]
+    return stats_of(1 + max(int(batch["image_id"].max()) for _, batch in case), annotations, found, sigmas)
+
+
+def stats_of(
+    num_images: int, annotations: list[dict[str, Any]], found: list[dict[str, Any]], sigmas: list[float] | None = None
+) -> list[float]:
+    images = [{"id": each} for each in range(num_images)]
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
         truth.dataset = {"images": images, "annotations": annotations, "categories": [{"id": 1}]}
@@ -102,6 +109,43 @@ def test_the_ten_numbers_are_those_of_pycocotools(seed: int) -> None:
     values = compute(KeypointAP(joints(17)), case)
     assert [values[name] for name in OKS_NAMES] == pytest.approx(coco_stats(case), abs=1e-9)
     assert 0.1 < values["ap"] < 0.9
+
+
+def test_they_are_of_detected_people_too() -> None:
+    """Several or none in an image, some found twice, others not, and more than there are, by the scores of boxes."""
+    random, metric = np.random.default_rng(5), DetectedKeypointAP(joints(17))
+    annotations: list[dict[str, Any]] = []
+    found, states = [], []
+    for image in range(40):
+        number, extra = random.integers(0, 4, 2)
+        keypoints = random.uniform(0, SIZE, (number, 1, 2)) + random.uniform(0, 120, (number, 17, 2))
+        seen = random.choice([0, 1, 2], (number, 17, 1))
+        truth = np.concatenate([keypoints * (seen > 0), seen], 2).astype(np.float32)
+        area = random.uniform(500, 20000, number).astype(np.float32)
+        crowd = random.random(number) < 0.1
+        guesses = np.concatenate([keypoints, keypoints[:extra]])
+        guesses = guesses + random.normal(0, random.choice([1, 8, 40], (len(guesses), 1, 1)), guesses.shape)
+        guesses = np.concatenate([guesses, random.uniform(0, SIZE, (extra, 17, 2))])
+        scores = random.permutation(100)[: len(guesses)] / 100
+        for own, size, is_crowd in zip(truth.astype(float), area.tolist(), crowd.tolist(), strict=True):
+            annotations.append({
+                "id": len(annotations) + 1, "image_id": image, "category_id": 1, "iscrowd": int(is_crowd), "area": size,
+                "bbox": [0, 0, 50, 50], "num_keypoints": int((own[:, 2] > 0).sum()),
+                "keypoints": own.flatten().tolist(),
+            })  # fmt: skip
+        for own, score in zip(guesses, scores.tolist(), strict=True):
+            places = np.column_stack([own, np.ones(17)]).flatten().tolist()
+            found.append({"image_id": image, "category_id": 1, "keypoints": places, "score": score})
+        fields = {"keypoints": truth, "boxes": np.tile(np.array([0, 0, 50, 50], np.float32), (number, 1))}
+        fields |= {"area": area, "crowd": crowd}
+        batch = Batch({"id": torch.tensor([image])} | {name: [torch.from_numpy(each)] for name, each in fields.items()})
+        boxes, labels = torch.zeros(len(scores), 4), torch.zeros(len(scores), dtype=torch.int64)
+        guessed = (torch.from_numpy(guesses), torch.ones(len(scores), 17))
+        states.append(metric.update([KeypointDetections(boxes, torch.from_numpy(scores), labels, *guessed)], batch))
+    values = metric.compute(merge_states(states))
+    expected = stats_of(40, annotations, found)
+    assert [values[f"keypoint_{name}"] for name in OKS_NAMES] == pytest.approx(expected, abs=1e-9)
+    assert 0.1 < values["keypoint_ap"] < 0.9
 
 
 def test_they_are_with_other_keypoints_and_sigmas_too() -> None:

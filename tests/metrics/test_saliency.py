@@ -139,7 +139,7 @@ def alignment(called: npt.NDArray[np.bool_], truth: npt.NDArray[np.bool_]) -> np
 @settings(deadline=None, max_examples=150)
 @given(SHAPES)
 def test_the_weighted_f_is_that_of_a_whole_distance_transform(case: Case) -> None:
-    from scipy import ndimage  # type: ignore[import-untyped]  # slow to import, and needed nowhere else
+    from scipy import ndimage  # slow to import, and needed nowhere else
 
     prediction, mask = case[0] / 255, case[1] > 128
     found = measured([case], Saliency(["weighted_f"], stretch=False))["weighted_f"]

@@ -14,7 +14,7 @@ from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.activation_checkpointing.checkpointing import checkpoint_block
 from paceline.models.encoder_decoder import PixelClassifier, build_encoder, fpn, unet
 from paceline.models.freezing import Freezing
-from paceline.models.surgery import Surgery, apply, find_heads
+from paceline.models.surgery import Surgery, find_heads, load_weights
 
 BUILDERS: list[Callable[..., PixelClassifier]] = [unet, fpn]
 TORCHVISION = "torchvision/mobilenet_v2"
@@ -159,7 +159,7 @@ def test_weights_of_torchvision_s_classifier_go_into_the_encoder(make: Builder) 
     weights = build_torchvision("mobilenet_v2", 1000, 3, {}).state_dict()
     model = built(make, num_classes=2, backbone=TORCHVISION)
     assert find_heads(model) == ["head"]
-    report = apply(model, weights, published_surgery())
+    report = load_weights(model, weights, published_surgery())
     assert len(report.loaded) == len(weights) - 2 == LOADED_TENSORS
     assert report.unexpected == []
     assert report.missing == ["head.weight", "head.bias"]
@@ -173,7 +173,7 @@ def test_the_published_file_goes_into_the_encoder(real_data: Path) -> None:
     if not file.exists():
         pytest.skip(f"{file} is not there")
     model = unet(num_classes=1, backbone=TORCHVISION)
-    report = apply(model, torch.load(file, weights_only=True), published_surgery())
+    report = load_weights(model, torch.load(file, weights_only=True), published_surgery())
     assert len(report.loaded) == LOADED_TENSORS
 
 
@@ -183,7 +183,7 @@ def test_weights_of_timm_go_into_the_encoder() -> None:
     weights = build_timm("mobilenetv2_050", 10, 3, {}).state_dict()
     model = unet(num_classes=2, in_channels=1, backbone="timm/mobilenetv2_050")
     unused = ["backbone.conv_head", "backbone.bn2", "backbone.classifier"]
-    report = apply(model, weights, Surgery(rename=[("*", "backbone.*")], exclude=[*unused, "decoder"]))
+    report = load_weights(model, weights, Surgery(rename=[("*", "backbone.*")], exclude=[*unused, "decoder"]))
     assert [*report.reshaped] == ["backbone.conv_stem.weight"]
     assert report.missing == ["head.weight", "head.bias"]
 

@@ -11,7 +11,7 @@ from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.activation_checkpointing.checkpointing import checkpoint_block
 from paceline.models.frame_pooling import FramePooling
 from paceline.models.freezing import Freezing
-from paceline.models.surgery import Surgery, apply, find_heads
+from paceline.models.surgery import Surgery, find_heads, load_weights
 from paceline.models.zoo import build_torchvision
 
 TIMM, TORCHVISION = "timm/mobilenetv2_050", "torchvision/mobilenet_v2"
@@ -103,7 +103,7 @@ def test_weights_of_torchvision_s_classifier_go_into_the_backbone() -> None:
     weights = build_torchvision("mobilenet_v2", 1000, 3, {}).state_dict()
     model = built(backbone=TORCHVISION)
     assert find_heads(model) == ["head"]
-    report = apply(model, weights, Surgery(rename=[("features", "backbone.features")], exclude=["classifier"]))
+    report = load_weights(model, weights, Surgery(rename=[("features", "backbone.features")], exclude=["classifier"]))
     assert len(report.loaded) == len(weights) - 2
     assert report.missing == ["head.weight", "head.bias"]
     assert torch.equal(model.state_dict()["backbone.features.18.0.weight"], weights["features.18.0.weight"])

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from paceline.core.errors import CheckpointError
 from paceline.core.torchvision_ops import import_torchvision
 from paceline.models.freezing import Freezing
-from paceline.models.surgery import Surgery, SurgeryReport, add_head_batch_norm, apply, find_heads
+from paceline.models.surgery import Surgery, SurgeryReport, add_head_batch_norm, find_heads, load_weights
 from paceline.models.zoo import build_timm, build_torchvision
 
 
 def fit(model: nn.Module, weights: dict[str, Tensor]) -> SurgeryReport:
     """Load weights with the default surgery: a new head, other channels, another image size."""
-    return apply(model, weights, Surgery())
+    return load_weights(model, weights, Surgery())
 
 
 class MobileLike(nn.Module):
@@ -166,39 +166,39 @@ def test_heads_can_be_named() -> None:
     weights = weights_of(MobileLike(10, width=6))
     with pytest.raises(CheckpointError, match=r"features\.1\.0\.weight \[6, 4, 1, 1\] → \[8, 4, 1, 1\]"):
         fit(model, weights)
-    fitted = apply(model, weights, Surgery(head=["features.1", "classifier"]))
+    fitted = load_weights(model, weights, Surgery(head=["features.1", "classifier"]))
     assert sorted({name.split(".")[0] for name in fitted.replaced}) == ["classifier", "features"]
     assert all(name.startswith("features.0") for name in fitted.loaded)
     with pytest.raises(ValueError, match=r"head 'clasifier' .* classifier"):
-        apply(model, weights, Surgery(head=["clasifier"]))
+        load_weights(model, weights, Surgery(head=["clasifier"]))
     # A prefix ends at a dot: "feat" is not "features".
     with pytest.raises(ValueError, match="head 'feat'"):
-        apply(model, weights, Surgery(head=["feat"]))
+        load_weights(model, weights, Surgery(head=["feat"]))
     with pytest.raises(ValueError, match="auto, keep, drop"):
-        apply(model, weights, Surgery(head="features"))
+        load_weights(model, weights, Surgery(head="features"))
 
 
 def test_a_kept_head_must_fit() -> None:
     with pytest.raises(CheckpointError, match=r"classifier\.1\.weight \[1000, 8\] → \[10, 8\]"):
-        apply(MobileLike(10), weights_of(MobileLike(1000)), Surgery(head="keep"))
-    assert not apply(MobileLike(10), weights_of(MobileLike(10)), Surgery(head="keep")).replaced
+        load_weights(MobileLike(10), weights_of(MobileLike(1000)), Surgery(head="keep"))
+    assert not load_weights(MobileLike(10), weights_of(MobileLike(10)), Surgery(head="keep")).replaced
 
 
 def test_a_dropped_head_stays_fresh_even_where_it_fits() -> None:
     model = MobileLike(10)
     before = copied(model)
-    fitted = apply(model, weights_of(model), Surgery(head="drop"))
+    fitted = load_weights(model, weights_of(model), Surgery(head="drop"))
     assert list(fitted.replaced) == ["classifier.1.weight", "classifier.1.bias"]
     assert model.state_dict()["classifier.1.weight"].equal(before["classifier.1.weight"])
     with pytest.raises(ValueError, match="head: drop"):
-        apply(nn.Sequential(nn.Conv2d(3, 8, 3)), {}, Surgery(head="drop"))
+        load_weights(nn.Sequential(nn.Conv2d(3, 8, 3)), {}, Surgery(head="drop"))
 
 
 @pytest.mark.parametrize(("init", "width"), [("zeros", 0.0), ("trunc_normal", 2e-5), ("normal", 0.01)])
 def test_a_new_head_starts_as_declared(init: Any, width: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 300))
-    fitted = apply(model, {**weights_of(model), "1.weight": torch.zeros(7, 100)}, Surgery(head_init=init))
+    fitted = load_weights(model, {**weights_of(model), "1.weight": torch.zeros(7, 100)}, Surgery(head_init=init))
     weight = model.state_dict()["1.weight"]
     assert "1.weight" in fitted.replaced
     # 30,000 draws know their spread to 0.4 %.
@@ -209,7 +209,7 @@ def test_a_new_head_starts_as_declared(init: Any, width: float) -> None:
 
 def test_a_head_that_was_loaded_is_not_initialized() -> None:
     model = MobileLike(10)
-    apply(model, weights_of(model), Surgery(head_init="zeros"))
+    load_weights(model, weights_of(model), Surgery(head_init="zeros"))
     assert model.state_dict()["classifier.1.weight"].eq(7).all()
 
 
@@ -246,7 +246,7 @@ def test_names_are_stripped_then_renamed_in_order() -> None:
         ("re:features[.](\\d)[.]0[.]weight", r"features.\1.0.kernel"),
         ("*.kernel", "*.weight"),
     ]
-    fitted = apply(model, weights, Surgery(strip=["net.", "body"], rename=rename))
+    fitted = load_weights(model, weights, Surgery(strip=["net.", "body"], rename=rename))
     assert sorted(fitted.loaded) == sorted(model.state_dict())
     assert all(tensor.eq(7).all() for tensor in model.state_dict().values())
 
@@ -277,7 +277,7 @@ def test_a_declaration_that_does_nothing_or_harm_is_an_error(surgery: Surgery, w
     before = copied(model)
     weights = {f"module.{name}": tensor for name, tensor in weights_of(model).items()}
     with pytest.raises(ValueError, match=words) as caught:
-        apply(model, weights, surgery)
+        load_weights(model, weights, surgery)
     assert "\n" not in str(caught.value)
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
 
@@ -288,7 +288,7 @@ def test_excluded_parts_stay_fresh_whichever_side_has_them() -> None:
     weights = {n: t for n, t in weights_of(model).items() if not n.startswith("features.1.1")}
     weights["decoder.0.weight"] = torch.zeros(3)
     exclude = ["decoder", "features.1.1", "*.running_*"]
-    fitted = apply(model, weights, Surgery(exclude=exclude))
+    fitted = load_weights(model, weights, Surgery(exclude=exclude))
     assert "decoder.0.weight" in fitted.excluded
     own = {"features.0.1.running_mean", "features.0.1.running_var"}
     own |= {name for name in before if name.startswith("features.1.1")}
@@ -337,16 +337,16 @@ def test_a_grey_network_sees_a_repeated_image_as_it_saw_the_grey_one() -> None:
 def test_weights_for_bgr_images_are_turned_round() -> None:
     torch.manual_seed(0)
     bgr, rgb, image = (nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3)), torch.rand(2, 3, 8, 8))
-    fitted = apply(rgb, bgr.state_dict(), Surgery(channels="bgr"))
+    fitted = load_weights(rgb, bgr.state_dict(), Surgery(channels="bgr"))
     assert torch.allclose(rgb(image), bgr(image.flip(1)), atol=1e-6)
     assert fitted.summary() == ["loaded         2 tensors", "reshaped       1 tensor   0.weight (from BGR to RGB)"]
     gray = nn.Sequential(nn.Conv2d(1, 4, 3))
-    both = apply(gray, bgr.state_dict(), Surgery(channels="bgr"))
+    both = load_weights(gray, bgr.state_dict(), Surgery(channels="bgr"))
     assert both.reshaped["0.weight"].how == "from BGR to RGB, summed over its 3 channels"
     with pytest.raises(ValueError, match=r"bgr .*0\.weight .*\[4, 1, 3, 3\]"):
-        apply(rgb, gray.state_dict(), Surgery(channels="bgr"))
+        load_weights(rgb, gray.state_dict(), Surgery(channels="bgr"))
     with pytest.raises(ValueError, match="bgr"):
-        apply(nn.Linear(2, 2), nn.Linear(2, 2).state_dict(), Surgery(channels="bgr"))
+        load_weights(nn.Linear(2, 2), nn.Linear(2, 2).state_dict(), Surgery(channels="bgr"))
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_weights_for_bgr_images_are_turned_round() -> None:
 def test_channels_without_a_rule_are_refused(num_channels: int, surgery: Surgery) -> None:
     model = nn.Sequential(nn.Conv2d(num_channels, 4, 3))
     with pytest.raises(CheckpointError, match=rf"0\.weight \[4, 3, 3, 3\] → \[4, {num_channels}, 3, 3\]"):
-        apply(model, nn.Sequential(nn.Conv2d(3, 4, 3)).state_dict(), surgery)
+        load_weights(model, nn.Sequential(nn.Conv2d(3, 4, 3)).state_dict(), surgery)
 
 
 def test_only_the_first_convolution_is_fitted_to_channels() -> None:
@@ -373,7 +373,7 @@ def tiny_vit(size: Any, **args: Any) -> nn.Module:
 def test_a_vit_is_finetuned_at_another_size_with_a_new_head() -> None:
     torch.manual_seed(0)
     small = tiny_vit((48, 80))
-    fitted = apply(small, tiny_vit(96, num_classes=1000).state_dict(), Surgery(head_init="trunc_normal"))
+    fitted = load_weights(small, tiny_vit(96, num_classes=1000).state_dict(), Surgery(head_init="trunc_normal"))
     assert list(fitted.replaced) == ["head.weight", "head.bias"]
     assert fitted.summary()[1] == (
         "reshaped       1 tensor   pos_embed [1, 37, 48] → [1, 16, 48] (position embedding 6×6 → 3×5)"
@@ -381,7 +381,7 @@ def test_a_vit_is_finetuned_at_another_size_with_a_new_head() -> None:
     assert 0 < float(small.state_dict()["head.weight"].abs().max()) < 2e-4
     assert small(torch.rand(2, 3, 48, 80)).shape == (2, 10)
     with pytest.raises(CheckpointError, match=r"pos_embed \[1, 37, 48\] → \[1, 16, 48\]"):
-        apply(tiny_vit((48, 80)), tiny_vit(96).state_dict(), Surgery(position_embedding="strict"))
+        load_weights(tiny_vit((48, 80)), tiny_vit(96).state_dict(), Surgery(position_embedding="strict"))
 
 
 def test_a_torchvision_vit_changes_size_too() -> None:
@@ -409,13 +409,13 @@ def test_a_table_that_the_geometry_gives_stays_the_models_own() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("relative_position_index", torch.arange(4))
     weights = {**weights_of(nn.Linear(2, 2)), "relative_position_index": torch.zeros(9)}
-    assert apply(model, weights, Surgery(head="keep")).replaced == {"relative_position_index": ((9,), (4,))}
+    assert load_weights(model, weights, Surgery(head="keep")).replaced == {"relative_position_index": ((9,), (4,))}
     assert model.state_dict()["relative_position_index"].tolist() == [0, 1, 2, 3]
 
 
 def test_the_report_is_json_and_complete() -> None:
     small = tiny_vit(48)
-    fitted = apply(small, tiny_vit(96, num_classes=3).state_dict(), Surgery(exclude=["norm"]))
+    fitted = load_weights(small, tiny_vit(96, num_classes=3).state_dict(), Surgery(exclude=["norm"]))
     found = json.loads(json.dumps(fitted.as_dict()))
     assert found["reshaped"] == {
         "pos_embed": {"weights": [1, 37, 48], "model": [1, 10, 48], "how": "position embedding 6×6 → 3×3"}
@@ -456,10 +456,10 @@ def test_every_tensor_ends_in_one_place_or_all_is_refused(
     surgery = Surgery(exclude=exclude, head=["head"])
     if any(own.get(name) != given_sizes.get(name) for name in compared):
         with pytest.raises(CheckpointError, match="do not match"):
-            apply(model, weights, surgery)
+            load_weights(model, weights, surgery)
         assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
         return
-    fitted = apply(model, weights, surgery)
+    fitted = load_weights(model, weights, surgery)
     of_model = [*fitted.loaded, *fitted.replaced, *fitted.missing, *(n for n in fitted.excluded if n in before)]
     of_weights = [*fitted.loaded, *fitted.replaced, *fitted.unexpected, *(n for n in fitted.excluded if n in weights)]
     assert sorted(of_model) == sorted(before)
@@ -473,7 +473,7 @@ def test_weights_of_a_classifier_go_into_the_part_that_is_named() -> None:
     model.backbone, model.head = MobileLike(5).features, nn.Conv2d(8, 1, 1)
     head = model.head.weight.detach().clone()
     weights = {name.removeprefix("features."): tensor for name, tensor in source.state_dict().items()}
-    report = apply(model, weights, Surgery(into="backbone"))
+    report = load_weights(model, weights, Surgery(into="backbone"))
     own = model.backbone.state_dict()
     assert all(torch.equal(own[name], source.features.state_dict()[name]) for name in own)
     assert report.loaded == [f"backbone.{name}" for name in own]
@@ -489,10 +489,10 @@ def test_a_part_is_loaded_whole_or_not_at_all() -> None:
     weights = {name.removeprefix("features."): tensor for name, tensor in MobileLike(5).state_dict().items()}
     weights.pop(next(iter(weights)))
     with pytest.raises(CheckpointError, match="  1 missing"):
-        apply(model, weights, Surgery(into="backbone"))
+        load_weights(model, weights, Surgery(into="backbone"))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     with pytest.raises(ValueError, match=r"into 'backbon' .* backbone"):
-        apply(model, weights, Surgery(into="backbon"))
+        load_weights(model, weights, Surgery(into="backbon"))
 
 
 def test_the_head_of_a_linear_probe_sees_normalized_features() -> None:

@@ -3,19 +3,22 @@
 import pytest
 import torch
 
-from paceline.models.detector import Target
+from paceline.models.detector import Instances, Target
 from paceline.models.torchvision_detection import TorchvisionDetector, build_detection
 
 SIZE = 128
 NAMES = [
     "fasterrcnn_mobilenet_v3_large_320_fpn",
     "fcos_resnet50_fpn",
+    "maskrcnn_resnet50_fpn",
     "retinanet_resnet50_fpn",
     "ssdlite320_mobilenet_v3_large",
 ]
+MASKS = torch.zeros(2, SIZE, SIZE, dtype=torch.uint8)
+MASKS[0, 10:70, 10:60], MASKS[1, 30:100, 50:85] = 1, 1
 TARGETS: list[Target] = [
-    {"boxes": torch.tensor([[10.0, 10, 60, 70], [50, 30, 120, 100]]), "labels": torch.tensor([0, 2])},
-    {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)},
+    {"boxes": torch.tensor([[10.0, 10, 60, 70], [50, 30, 120, 100]]), "labels": torch.tensor([0, 2]), "masks": MASKS},
+    {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "masks": MASKS[:0]},
 ]
 
 
@@ -32,7 +35,7 @@ def detector(request: pytest.FixtureRequest) -> TorchvisionDetector:
 def test_losses_divided_by_their_counts_are_those_of_torchvision(detector: TorchvisionDetector) -> None:
     detector.train()
     shift = detector._first_label
-    own = [{"boxes": each["boxes"], "labels": each["labels"] + shift} for each in TARGETS]
+    own = [{**each, "labels": each["labels"] + shift} for each in TARGETS]
     torch.manual_seed(1)
     expected = type(detector.detector).forward(detector.detector, list(images()), own)
     torch.manual_seed(1)
@@ -58,6 +61,7 @@ def test_detections_are_sorted_and_their_labels_begin_at_0(detector: Torchvision
     assert isinstance(found, list)
     for each in found:
         assert each.boxes.shape == (len(each.scores), 4)
+        assert isinstance(each, Instances) == detector.predicts_masks
         assert each.scores.tolist() == sorted(each.scores.tolist(), reverse=True)
         assert all(0 <= label < 3 for label in each.labels.tolist())
 

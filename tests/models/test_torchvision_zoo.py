@@ -13,7 +13,7 @@ from paceline.core.registry import Entry, register
 from paceline.engine.activation_checkpointing.blocks import find_blocks
 from paceline.engine.activation_checkpointing.checkpointing import checkpoint_block
 from paceline.models.model_errors import call_model
-from paceline.models.surgery import Surgery, apply, find_heads
+from paceline.models.surgery import Surgery, find_heads, load_weights
 
 SEGMENTATION = [
     "deeplabv3_mobilenet_v3_large",
@@ -96,7 +96,7 @@ def test_weights_for_other_classes_replace_every_head(name: str, heads: list[str
     weights = built(f"segmentation/{name}", num_classes=21).state_dict()
     model = built(f"segmentation/{name}", num_classes=5)
     assert find_heads(model) == heads
-    report = apply(model, weights, Surgery())
+    report = load_weights(model, weights, Surgery())
     assert set(report.replaced) == {f"{head}.{kind}" for head in heads for kind in ("weight", "bias")}
     assert len(report.loaded) == len(weights) - 4
 

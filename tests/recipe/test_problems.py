@@ -184,14 +184,6 @@ def test_unknown_names() -> None:
     assert unknown_name("loss", "x", [f"long{n}" for n in range(21)]).endswith("long18, long19 and 1 more")
 
 
-@pytest.mark.parametrize("name", ["maskrcnn_resnet50_fpn", "torchvision/detection/maskrcnn_resnet50_fpn", "mask_rcnn"])
-def test_models_for_a_task_that_is_not_there_yet(name: str) -> None:
-    known = ["fcos", "torchvision/detection/fasterrcnn_resnet50_fpn"]
-    message = unknown_name("model", name, known)
-    assert "instance segmentation" in message
-    assert "did you mean" not in message
-
-
 def test_metrics_are_known_by_what_others_call_them() -> None:
     assert unknown_name("metric", "accuracy", ["top1", "auroc"]).endswith('did you mean "top1"?')
     assert unknown_name("metric", "mAP", ["ap", "ap50"]).endswith('did you mean "ap"?')

@@ -89,9 +89,6 @@ def typed(override: str, *lines: str) -> Wrong:
 
 MODELS = '"timm/resnet18", "timm/resnet18d" or "timm/skresnet18"?'
 WRONG = {
-    "task to come": edit(
-        "timm/resnet18", "torchvision/maskrcnn_resnet50_fpn", "4:9: model.name: instance segmentation is not there yet"
-    ),
     "endless value": Wrong(
         [f"command line: model.backbone: expected timm/NAME or torchvision/NAME, got '{'y' * 199}…"],
         overrides=("model=unet", "model.backbone=" + "y" * 2000),

@@ -211,6 +211,9 @@ def _as_places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 class _Stream:
     """Order and overlap of streams are not rehearsed."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
 
@@ -287,7 +290,7 @@ _PATCHES: dict[str, Any] = {
     "torch.cuda.set_rng_state": lambda state, device="cuda": None,
     "torch.cuda.max_memory_allocated": lambda device=None: 0,
     "torch.cuda.synchronize": lambda device=None: None,
-    "torch.cuda.Stream": _stream,
+    "torch.cuda.Stream": _Stream,
     "torch.cuda.Event": _Event,
     "torch.cuda.current_stream": _stream,
     "torch.cuda.stream": lambda stream: stream if stream is not None else nullcontext(),

@@ -43,8 +43,8 @@ def planted(fault: str, run: Any) -> Iterator[None]:
         with patch.object(run.averaging, "update", _weights(run.averaging.update, make)):
             yield
     else:
-        clip = run.clip_gradients
-        with patch.object(run, "clip_gradients", lambda parameters: make(clip(parameters))):
+        clip = run.clip
+        with patch.object(run, "clip", lambda parameters: make(clip(parameters))):
             yield
 
 

@@ -21,8 +21,9 @@ import pytest
 from support.full_disk import files_limited_to
 
 from paceline.core.errors import PacelineError, UsageError
+from paceline.core.file_lock import LOCK
 from paceline.run import directory as run_lock_module
-from paceline.run.directory import LOCK, Owner, check_free, hold_lock, refuse_foreign
+from paceline.run.directory import Owner, check_free, hold_lock, refuse_foreign
 
 HOLD = """
 import sys, time

@@ -21,6 +21,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 BASES = {
     "detection": "detection_sample",
+    "instance_segmentation": "instance_segmentation_sample",
     "keypoints": "keypoints_sample",
     "saliency": "saliency_sample",
     "segmentation": "segmentation_sample",

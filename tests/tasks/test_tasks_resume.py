@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.forkserver import Done, paceline
-from support.sample_recipes import SCRIPTS, STEPS, TASKS, predictions, records, settings_kept, write_sample
+from support.sample_recipes import PADDED, SCRIPTS, STEPS, TASKS, predictions, records, settings_kept, write_sample
 
 from paceline import cli
 
@@ -32,7 +32,7 @@ def _settings() -> Iterator[None]:
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A recipe file of each task."""
     folder = tmp_path_factory.mktemp("recipes")
-    return {kind: write_sample(kind, folder) for kind in TASKS}
+    return {kind: write_sample(kind, folder) for kind in (*TASKS, *PADDED)}
 
 
 def train(recipe: Path, out: Path, *words: str) -> None:
@@ -68,7 +68,7 @@ def assert_same(broken: Path, whole: Path) -> None:
     assert predictions(broken) == predictions(whole)
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", [*TASKS, *PADDED])
 def test_a_killed_run_goes_on_to_the_bit(
     kind: str, recipes: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,7 @@
-"""Pretrained weights of timm and torchvision by name, from the library's cache or downloaded into it."""
+"""Pretrained weights of timm, torchvision and transformers by name, from the library's cache.
+
+Those of timm and torchvision are downloaded into it.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
+from paceline.core.text import join_first
 from paceline.core.torchvision_ops import import_torchvision
+from paceline.models.transformers_detection import import_transformers, remove_ties
 
-_PREFIXES = ("timm/", "torchvision/")
+_PREFIXES = ("timm/", "torchvision/", "transformers/")
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 _TIMEOUT = 10.0  # seconds until a server answers
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
@@ -41,7 +46,48 @@ def is_pretrained_name(name: str) -> bool:
 def find_pretrained(written: str) -> PretrainedFile:
     """The pretrained weights of that name, downloaded if the library's cache has none."""
     library, _, name = written.partition("/")
+    if library == "transformers":
+        return transformers_file(name)
     return _find_torchvision(written, name) if library == "torchvision" else _find_timm(written, name)
+
+
+def transformers_file(source: str) -> PretrainedFile:
+    """The weights of a model of transformers, in a folder or in the hub's cache; only safetensors are read."""
+    folder = Path(source) if Path(source).is_dir() else _cached_snapshot(source)
+    if not (folder / _HUB_FILES[0]).is_file() or not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{source}: expected {_HUB_FILES[0]} and config.json in {folder}; download both, or convert other weights"
+            " with the library's save_pretrained"
+        )
+
+    def convert(weights: Weights) -> Weights:
+        """The names that the library gives them today, as in our model."""
+        library = import_transformers()
+        with torch.random.fork_rng(devices=[]):
+            model, found = library.AutoModelForObjectDetection.from_pretrained(
+                str(folder), local_files_only=True, use_safetensors=True, output_loading_info=True
+            )
+        if missing := sorted(found["missing_keys"]):
+            raise CheckpointError(f"{folder / _HUB_FILES[0]}: lacks {join_first(missing, 3)}")
+        remove_ties(model)
+        return {f"detector.{name}": tensor for name, tensor in model.state_dict().items()}
+
+    return PretrainedFile(folder / _HUB_FILES[0], convert)
+
+
+def _cached_snapshot(repository: str) -> Path:
+    import_transformers()
+    from huggingface_hub import constants, snapshot_download
+
+    files = ["config.json", _HUB_FILES[0]]
+    try:
+        return Path(snapshot_download(repository, local_files_only=True, allow_patterns=files))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"transformers/{repository}: is neither a folder nor in the hub's cache ({constants.HF_HUB_CACHE});"
+            f" download it with `hf download {repository} {' '.join(files)}`, or with --local-dir into a folder to"
+            " name here"
+        ) from error
 
 
 def _find_torchvision(written: str, name: str) -> PretrainedFile:

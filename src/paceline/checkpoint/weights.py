@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.checkpoint.best import read_pointer
 from paceline.checkpoint.files import TensorFile, read_tensors, write_file
-from paceline.checkpoint.pretrained import find_pretrained, is_pretrained_name
+from paceline.checkpoint.pretrained import find_pretrained, is_pretrained_name, transformers_file
 from paceline.checkpoint.reader import open_checkpoint
 from paceline.core.atomic_write import partial_path, sync_folder
 from paceline.core.errors import CheckpointError
@@ -57,10 +57,14 @@ def find_weights(source: Path | str, key: str | None = None) -> FoundWeights:
     """Tensors by name from safetensors, a torch file, a run directory, a checkpoint folder or a library.
 
     Libraries' weights are `timm/<model>[.<tag>]` and `torchvision/<model>[.<WEIGHTS>]`, from the library's cache or
-    downloaded. `key` selects the entry of a torch file that holds the tensors; dots lead into nested dicts.
+    downloaded; those of transformers are a folder as its `save_pretrained` writes it, or `transformers/<id>`, from the
+    hub's cache. `key` selects the entry of a torch file that holds the tensors; dots lead into nested dicts.
     """
     if isinstance(source, str) and is_pretrained_name(source):
         pretrained = find_pretrained(source)
+        return FoundWeights(pretrained.file, pretrained.convert(_read_path(pretrained.file)))
+    if (Path(source) / "config.json").is_file():
+        pretrained = transformers_file(str(source))
         return FoundWeights(pretrained.file, pretrained.convert(_read_path(pretrained.file)))
     if Path(source).is_dir() or read_pointer(Path(source)) is not None:
         checkpoint = open_checkpoint(Path(source))

@@ -85,12 +85,13 @@ def _try_input(run: Run) -> tuple[dict[str, Any], list[str]]:
 
 def _try_step(run: Run) -> dict[str, Any]:
     """Run one training step."""
+    from paceline.engine.replay import check_finite
     from paceline.engine.step import train_step
 
     run.freezing.train_mode(run.model)
     started = time.perf_counter()
     result = train_step(run, next(iter(run.batches)))
-    run.check_finite([result])
+    check_finite(run, [result])
     seconds = time.perf_counter() - started
     _refuse_detached(run)
     losses = {name: round(value.item(), 6) for name, value in result.losses.items()}

@@ -106,6 +106,16 @@ def open_split(checked: CheckedRecipe, split: str) -> SplitLoader:
     return make_split_loaders(context)[split]
 
 
+def _pads_images(options: argparse.Namespace) -> bool:
+    """Whether the recipe's task, if that is one, takes images of different sizes."""
+    from paceline.core.registry import register
+    from paceline.recipe.load import load
+
+    task = load(recipe_file(options.recipe), options.overrides).tree.get("task")
+    entry = register.kind("task").find(str(task.get("name") if isinstance(task, dict) else task))
+    return entry is not None and getattr(entry.resolve(), "pads_images", False)
+
+
 def _check(options: argparse.Namespace) -> None:
     if options.size is not None and not options.pack:
         raise UsageError("--size is the size of images in a pack; give the file to write as --pack FILE")
@@ -124,7 +134,7 @@ def _inspect(checked: CheckedRecipe, splits: list[str], options: argparse.Namesp
             for split in splits:
                 report = SplitReport(split, checked.recipe.data.splits()[split].dataset)
                 reports.append(report)
-                _inspect_split(checked, report, sheet, options.limit, bar)
+                _inspect_split(checked, report, sheet, options.limit, bar, _pads_images(options))
     except KeyboardInterrupt:
         interrupted = True
     written = _write_sheet(sheet, checked, path, reports)
@@ -138,12 +148,18 @@ def _inspect(checked: CheckedRecipe, splits: list[str], options: argparse.Namesp
 
 
 def _inspect_split(
-    checked: CheckedRecipe, report: SplitReport, sheet: ContactSheet, limit: int | None, bar: Progress
+    checked: CheckedRecipe,
+    report: SplitReport,
+    sheet: ContactSheet,
+    limit: int | None,
+    bar: Progress,
+    pads_images: bool,
 ) -> None:
     """The report of one split; if it cannot be opened, the report says why."""
     from paceline.data.inspect import examine
     from paceline.data.loader import usable_cores
     from paceline.data.loader_profile import NUM_MEASURED, input_stats, loading_speed
+    from paceline.data.padding import Padding
     from paceline.data.skip_list import UNREADABLE
 
     try:
@@ -151,6 +167,7 @@ def _inspect_split(
     except DataError as error:
         report.error = str(error)
         return
+    source.padding = Padding() if pads_images else None
     report.opened(source)
     size = report.samples
     indices = evenly_spaced(size, min(size, limit or size))

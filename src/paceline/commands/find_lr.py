@@ -78,6 +78,7 @@ def range_test(
     run: Run, low: float, high: float, steps: int, advance: Callable[[], object] = lambda: None
 ) -> tuple[list[float], list[float]]:
     """Learning rates and losses, from `low` up to `high` or to where the loss diverges."""
+    from paceline.engine.replay import check_finite
     from paceline.engine.step import train_step
 
     run.explain_nonfinite = _expected  # this is how a range test ends: nothing is kept of it
@@ -90,7 +91,7 @@ def range_test(
     for step_batch in run.batches:
         result = train_step(run, step_batch)
         try:
-            run.check_finite([result])
+            check_finite(run, [result])
         except TrainingError:  # a gradient that is not finite
             break
         loss = result.losses["loss"].item()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,24 +21,15 @@ class Code(NamedTuple):
     def __str__(self) -> str:
         return self.opening + ", ".join(map(str, self.items)) + self.closing
 
-    def named(self, name: str) -> Code:
-        """As a keyword argument."""
-        return self.after(f"{name}=")
-
     def after(self, text: str) -> Code:
         """Behind a text, such as an assignment."""
         return self._replace(opening=text + self.opening)
 
 
-def call(function: str, *items: Code | str, **named: Code | str) -> Code:
-    """A call with these arguments."""
-    given = [as_code(each) for each in items] + [as_code(each).named(name) for name, each in named.items()]
-    return Code(f"{function}(", given, ")")
-
-
-def as_code(code: Code | str) -> Code:
-    """Code as it is; a text is an expression."""
-    return Code(code) if isinstance(code, str) else code
+def call(function: str, *items: Code | str, **named: Any) -> Code:
+    """A call: of expressions by position, and of values or expressions by name."""
+    given = [each if isinstance(each, Code) else Code(each) for each in items]
+    return Code(f"{function}(", [*given, *(value(each).after(f"{name}=") for name, each in named.items())], ")")
 
 
 def value(given: Any) -> Code:
@@ -46,8 +37,7 @@ def value(given: Any) -> Code:
     if isinstance(given, Code):
         return given
     if isinstance(given, Mapping):
-        items = [value(each).after(f"{value(key)}: ") for key, each in given.items()]
-        return Code("{", items, "}")
+        return Code("{", [value(each).after(f"{value(key)}: ") for key, each in given.items()], "}")
     if isinstance(given, list | tuple):
         opening, closing = ("[", "]") if isinstance(given, list) else ("(", ",)" if len(given) == 1 else ")")
         return Code(opening, [value(each) for each in given], closing)
@@ -63,43 +53,37 @@ def layout(code: Code, indent: str = "", end: str = "") -> list[str]:
     if len(line) <= WIDTH or not code.items:
         return [line]
     inner = indent + INDENT
-    together = inner + ", ".join(map(str, code.items))
-    is_call = re.search(r"\w\($", code.opening)
-    if is_call and len(together) <= WIDTH:
-        lines = [together]
-    else:
+    lines = [inner + ", ".join(map(str, code.items))]
+    if len(lines[0]) > WIDTH or not re.search(r"\w\($", code.opening):
         lines = [each for item in code.items for each in layout(item, inner, ",")]
     return [indent + code.opening, *lines, f"{indent}{code.closing}{end}"]
 
 
 class Imports:
-    """The names that a file takes from modules; two modules' name that is the same gets another for the second."""
+    """The names that a file takes from modules; a name that is taken already gets another."""
 
-    def __init__(self, taken: Sequence[str]) -> None:
+    def __init__(self, taken: Collection[str]) -> None:
         self._taken = set(taken)
         self._names: dict[tuple[str, str], str] = {}
 
-    def name(self, module: str, name: str, known: str = "", kind: str = "") -> str:
-        """What the file calls a name of a module: the same, or `known`; if that is taken, of which `kind` it is too."""
-        if (module, name) in self._names:
-            return self._names[module, name]
-        known = known or name
-        while known in self._taken:
-            known += kind.title() if known[0].isupper() else f"_{kind or module.rpartition('.')[2]}"
-        self._taken.add(known)
-        self._names[module, name] = known
-        return known
+    def name(self, module: str, name: str, kind: str = "") -> str:
+        """What the file calls a name of a module: the same, or if that is taken, of which `kind` it is too."""
+        known = name
+        if (module, name) not in self._names:
+            while known in self._taken:
+                known += kind.title() if known[0].isupper() else f"_{kind or module.rpartition('.')[2]}"
+            self._taken.add(known)
+            self._names[module, name] = known
+        return self._names[module, name]
 
-    def lines(self, only: Sequence[str] | None = None, without: Sequence[str] = ()) -> list[str]:
-        """The statements in the usual order: of some packages, or of all but some."""
+    def lines(self, packages: Collection[str] | None = None, without: Collection[str] = ()) -> list[str]:
+        """The statements in the usual order: of these packages, or of all but some."""
         found: dict[tuple[str, str], list[str]] = {}
         for (module, name), known in self._names.items():
             package = module.partition(".")[0]
-            if package not in without and (only is None or package in only):
-                is_same = name == known  # formatters give others a line of their own
-                found.setdefault((module, "" if is_same else name), []).append(
-                    name if is_same else f"{name} as {known}"
-                )
+            if package not in without if packages is None else package in packages:
+                renamed = "" if name == known else name  # formatters give these a line of their own
+                found.setdefault((module, renamed), []).append(f"{name} as {known}" if renamed else name)
         return [line for module, other in sorted(found) for line in _import(module, found[module, other])]
 
 

@@ -42,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
         terms = forward(run, micro)
         run.precision.backward(accumulator.to_backward(terms, micro))
         losses.append({name: term.numerator.item() / float(term.denominator) for name, term in terms.items()})
-    norm = float(run.clip_gradients(run.strategy.local(run.optimized)))
+    norm = float(run.clip(run.strategy.local(run.optimized)))
     answer = {
         "step": step_batch.step + 1,
         "losses": losses,

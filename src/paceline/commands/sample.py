@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.core.errors import UsageError
 
-TASKS = ("classification", "detection", "keypoints", "saliency", "segmentation", "video")
+TASKS = ("classification", "detection", "instance_segmentation", "keypoints", "saliency", "segmentation", "video")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +64,7 @@ def write_samples(kind: str, folder: Path, number: int, seed: int) -> None:
     write = {
         "classification": synthetic.write_classification,
         "detection": synthetic.write_detection,
+        "instance_segmentation": synthetic.write_instance_segmentation,
         "keypoints": synthetic.write_keypoints,
         "saliency": synthetic.write_saliency,
         "segmentation": synthetic.write_segmentation,

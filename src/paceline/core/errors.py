@@ -106,6 +106,7 @@ _PACKAGES = {
     "excel": ["openpyxl"],
     "mlflow": ["mlflow"],
     "onnx": ["onnx", "onnxscript", "onnxruntime"],
+    "transformers": ["transformers", "scipy"],
     "video": ["av"],
     "wandb": ["wandb"],
 }

@@ -41,7 +41,7 @@ SUPPLIED = {
     "transform": {"num_classes", "pairs"},
     "task": {"losses", "weights", "model", "classes", "joints", "extra_metrics", "ignore_index"},
     "averaging": {"total_steps", "steps_per_epoch"},
-    "strategy": {"model", "world", "is_exact", "devices"},
+    "strategy": {"model", "world", "is_exact"},
 }
 FILLED_IN = {"num_classes", "ignore_index"}
 """What the builder gives to a user's metric unless the recipe does: torchmetrics' classes name them."""
@@ -133,7 +133,10 @@ class Family:
 
     def _is_open(self) -> bool:
         library = self._row["library"]
-        return installed_version(library["distribution"]) != str(library["version"])
+        try:
+            return installed_version(library["distribution"]) != str(library["version"])
+        except metadata.PackageNotFoundError:  # of an extra
+            return False
 
 
 def installed_version(distribution: str) -> str:

@@ -144,6 +144,12 @@ def returns_nothing(operator: Any) -> bool:
     return schema is not None and not schema.returns
 
 
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has no values; if torch does not tell, all have."""
+    fake = getattr(torch, "_subclasses", None)
+    return fake is not None and isinstance(tensor, fake.FakeTensor)
+
+
 def is_in_backward() -> bool:
     """Whether autograd runs a backward pass now; if torch does not tell, its memory counts as that of activations."""
     task: int = getattr(torch._C, "_current_graph_task_id", lambda: -1)()

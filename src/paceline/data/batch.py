@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import DataError
+from paceline.data.padding import Padding, inside_sizes
 from paceline.data.skip_list import Skipped
 
 Ids = NDArray[np.int64]
@@ -43,13 +44,17 @@ Images may also be of floats, which models get as they are; tensors are as good 
 
 RAGGED = frozenset({"boxes", "classes", "masks", "keypoints", "crowd", "area"})
 """Fields of objects, of which samples have different numbers: a batch holds a list of them, a tensor a sample."""
-TRUTHS = {"mask": "truth"} | {name: f"truth_{name}" for name in ("boxes", "classes", "crowd", "area", "keypoints")}
+TRUTHS = {"mask": "truth"} | {
+    name: f"truth_{name}" for name in ("boxes", "classes", "masks", "crowd", "area", "keypoints")
+}
 """Under which names masks and objects are kept as they were read, where predictions are measured on those."""
 LIST_FIELDS = RAGGED | frozenset(TRUTHS.values())
 """All fields that a batch holds as a list: those of objects, and masks of the sizes in which they were read."""
 
-ON_HOST = ("id", "crowd")
-"""Fields that stay on the host: Python decides by them, and must not wait for a device."""
+IMAGE_SIZE = "image_size"
+"""int64 [N, 2], height and width of each image without its padding; only in batches in which an image is padded."""
+ON_HOST = ("id", "crowd", "truth_masks", IMAGE_SIZE)
+"""Fields that stay on the host: Python decides by them, and must not wait for a device; masks as read are large."""
 
 TARGETS = ("target", "label", "mask")
 """Fields that a loss or a metric of a user's may be given as its target, the first that is there."""
@@ -87,7 +92,8 @@ class MissingFieldError(DataError, KeyError):
 class Batch(dict[str, Any]):
     """Samples stacked by field: "id" [N] always, "image" [N, C, H, W], and what the task needs ("label", ...).
 
-    Images of a video are [N, C, T, H, W]; fields of objects (`RAGGED`) are lists of N tensors.
+    Images of a video are [N, C, T, H, W]; fields of objects (`RAGGED`) are lists of N tensors. Images of different
+    sizes are padded with zeros on the right and below; "image_size" [N, 2] is then there, on the host.
     """
 
     skipped: Sequence[Skipped] = ()
@@ -105,6 +111,22 @@ class Batch(dict[str, Any]):
     def size(self) -> int:
         """How many samples it holds."""
         return len(self["id"])
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]] | None:
+        """Height and width of each image without its padding; None if no image is padded."""
+        return [(height, width) for height, width in self[IMAGE_SIZE].tolist()] if IMAGE_SIZE in self else None
+
+    def image(self, index: int) -> Tensor:
+        """Image `index` without its padding."""
+        return crop_padding(self["image"][index], self, index)
+
+    def is_inside(self) -> Tensor | None:
+        """Which pixels are no padding, bool [N, H, W] on the images' device; None if all are."""
+        if IMAGE_SIZE not in self:
+            return None
+        images: Tensor = self["image"]
+        return inside_sizes(self[IMAGE_SIZE], images.shape[-2:], images.device)
 
     def __missing__(self, name: str) -> Any:
         raise MissingFieldError(self.describe_missing(name))
@@ -151,6 +173,14 @@ class Batch(dict[str, Any]):
         return batch
 
 
+def crop_padding(planes: Tensor, batch: Batch, index: int) -> Tensor:
+    """Planes [..., H, W] of sample `index`, of the size of a batch's images or masks, without the padding."""
+    if IMAGE_SIZE not in batch:
+        return planes
+    height, width = batch[IMAGE_SIZE][index].tolist()
+    return planes[..., :height, :width]
+
+
 def describe_tensor(tensor: Tensor) -> str:
     """The type and shape of a tensor, as in `float32 [8, 3]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
@@ -172,10 +202,14 @@ def _pin(tensor: Tensor) -> Tensor:
 
 
 class Collator:
-    """Stacks samples whose images have the size and type of the first; each is copied to its place when it is added."""
+    """Stacks samples whose images have the size and type of the first; each is copied to its place when it is added.
 
-    def __init__(self, room: int) -> None:
-        self._room = room
+    With `padding`, images of other sizes are kept and padded with all others at the end.
+    """
+
+    def __init__(self, room: int, padding: Padding | None = None) -> None:
+        self._room, self._padding = room, padding
+        self._others: list[Image] = []  # from the first of another size on
         self._ids: list[int] = []
         self._fields: dict[str, list[Any]] = {}
         self._images: Image = np.empty(0, np.uint8)
@@ -191,6 +225,8 @@ class Collator:
             self._shape = image.shape
             self._images = np.empty((self._room, *_channels_first(image.shape)), image.dtype)
             self._fields = {name: [] for name in sample}
+            if IMAGE_SIZE in sample:
+                raise DataError(f'samples have a field "{IMAGE_SIZE}", which padded batches have: give it another name')
         elif image.dtype != self._images.dtype:
             raise DataError(
                 f"samples {self._ids[0]} and {index} differ in type ({self._images.dtype} and {image.dtype}), so they"
@@ -201,13 +237,17 @@ class Collator:
                 f"samples {self._ids[0]} and {index} have {self._shape[-1]} and {image.shape[-1]} channels, so they"
                 ' cannot be stacked; have the data set give all images alike, such as image.convert("RGB")'
             )
-        elif image.shape != self._shape:
+        elif image.shape != self._shape and (self._padding is None or image.ndim > 3):
             raise DataError(
                 f"samples {self._ids[0]} and {index} differ in size ({_size(self._shape)} and {_size(image.shape)}), so"
                 " they cannot be stacked; add a transform that gives one size, such as"
-                " {name: resize, size: [224, 224]}"
+                " {name: resize, size: [224, 224]}, or use a task that pads images: detection, segmentation, saliency,"
+                " or your own with pads_images = True"
             )
-        _write(image, self._images[len(self._ids)])
+        if self._others or image.shape != self._shape:
+            self._others.append(image)
+        else:
+            _write(image, self._images[len(self._ids)])
         self._ids.append(index)
         for name, values in self._fields.items():
             if name != "image":
@@ -216,10 +256,16 @@ class Collator:
     def batch(self) -> Batch:
         """The samples: images [N, C, H, W] or [N, C, T, H, W], numbers as int64 [N], arrays stacked, objects listed."""
         fields: dict[str, Any] = {"id": torch.tensor(self._ids)}
+        padding = self._padding
+        if padding and (self._others or (len(self._shape) == 3 and padding.is_needed(*self._shape[:2]))):
+            stacked = self._images[: len(self._ids) - len(self._others)]
+            fields["image"], fields[IMAGE_SIZE] = padding.stack_images(stacked, self._others)
+        else:
+            fields["image"] = torch.from_numpy(self._images[: len(self._ids)])
         for name, values in self._fields.items():
-            if name == "image":
-                fields[name] = torch.from_numpy(self._images[: len(self._ids)])
-            else:
+            if name == "mask" and padding and IMAGE_SIZE in fields:
+                fields[name] = padding.stack_masks(values, fields["image"], fields[IMAGE_SIZE])
+            elif name != "image":
                 fields[name] = (
                     [_tensor(value) for value in values] if name in LIST_FIELDS else self._stacked(name, values)
                 )
@@ -239,10 +285,10 @@ class Collator:
             ) from error
 
 
-def collate(ids: Iterable[int], samples: Iterable[Sample]) -> Batch:
-    """Samples of one size as a batch."""
+def collate(ids: Iterable[int], samples: Iterable[Sample], padding: Padding | None = None) -> Batch:
+    """Samples as a batch: of one size or, with `padding`, of any."""
     numbered = list(zip(ids, samples, strict=True))
-    together = Collator(len(numbered))
+    together = Collator(len(numbered), padding)
     for index, sample in numbered:
         together.add(int(index), sample)
     return together.batch()

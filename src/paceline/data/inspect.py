@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.core.threads import map_in_order
-from paceline.data.batch import Batch, KeypointNames, Sample, as_arrays
+from paceline.data.batch import IMAGE_SIZE, Batch, KeypointNames, Sample, as_arrays
 from paceline.data.loader_profile import transformed_batches
 from paceline.data.skip_list import UNREADABLE, Skipped, as_skipped, locate_error
 from paceline.data.split_loader import Dataset, SplitLoader, decode_image
@@ -279,9 +279,15 @@ def _denormalize(source: SplitLoader, images: Tensor) -> NDArray[np.uint8]:
 
 
 def _take(batch: Batch, images: NDArray[np.uint8], place: int) -> Sample:
-    fields: dict[str, Any] = {name: value[place] for name, value in batch.items() if name not in ("id", "image")}
-    arrays = {name: value.numpy() if isinstance(value, Tensor) else value for name, value in fields.items()}
-    return {**arrays, "image": images[place]}
+    fields = {name: value[place] for name, value in batch.items() if name not in ("id", "image", IMAGE_SIZE)}
+    arrays: dict[str, Any] = {
+        name: value.numpy() if isinstance(value, Tensor) else value for name, value in fields.items()
+    }
+    if IMAGE_SIZE not in batch:
+        return {**arrays, "image": images[place]}
+    height, width = batch[IMAGE_SIZE][place].tolist()
+    cropped = {name: array[:height, :width] for name, array in arrays.items() if name == "mask"}
+    return {**arrays, **cropped, "image": images[place, :height, :width]}
 
 
 def _label(sample: Sample, classes: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ from paceline.core.temporary import share_folder
 from paceline.core.threads import map_in_order
 from paceline.core.torch_private import shut_down_workers
 from paceline.core.world import World
+from paceline.data.aspect_ratio import GroupedPermutation
 from paceline.data.batch import ON_HOST, Batch, map_tensors
 from paceline.data.sampler import BatchSampler, BatchSlice, Permutation, rank_slices
 from paceline.data.split_loader import Request as Request
@@ -86,17 +87,19 @@ class TrainBatches:
 
     source: SplitLoader
     sampler: BatchSampler
-    order: Permutation
     world: World
     progress: Progress
     workers: int | None = None
     """How many read ahead; None for one for each core."""
     passes: Passes = "own"
     kind: Kind = "auto"
+    order: Permutation | GroupedPermutation = None  # type: ignore[assignment]
+    """The order of the samples, by default one that follows from the seed of the source."""
 
     _last: tuple[int, _Planned | None] = (-1, None)
 
     def __post_init__(self) -> None:
+        self.order = self.order or Permutation(self.sampler.size, self.source.seed)  # type: ignore[truthy-bool]
         if self.source.in_memory and self.kind == "auto":
             self.workers = 0
         elif self.source.uses_global_rng and self.kind in ("auto", "thread"):

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.core.errors import DataError
 from paceline.core.text import evenly_spaced
 from paceline.core.threads import map_in_order
-from paceline.data.batch import Batch
+from paceline.data.batch import IMAGE_SIZE, Batch
 from paceline.data.skip_list import UNREADABLE
 from paceline.data.split_loader import SplitLoader
 from paceline.data.transforms.batch import Normalize
@@ -66,8 +66,7 @@ def input_stats(loader: SplitLoader, ids: Sequence[int]) -> InputStats | None:
     ids = [ids[place] for place in evenly_spaced(len(ids), NUM_MEASURED)]
     total = squares = torch.zeros(0, dtype=torch.float64)
     count, is_float = 0, False
-    for batch in transformed_batches(loader, ids, _TOGETHER, []):
-        images: Tensor = batch["image"]
+    for images in _transformed_images(loader, ids):
         is_float = is_float or bool((images.amin() < 0) | (images.amax() > 1))
         values = images.double().movedim(channel_axis(images), 0).flatten(1)
         sums = values.sum(1), values.square().sum(1)
@@ -79,6 +78,15 @@ def input_stats(loader: SplitLoader, ids: Sequence[int]) -> InputStats | None:
     std = (squares / count - mean.square()).clamp_min(0).sqrt()
     has_normalize = any(isinstance(each, Normalize) for each in loader.batch_transforms)
     return InputStats(mean.tolist(), std.tolist(), has_normalize or is_float)
+
+
+def _transformed_images(loader: SplitLoader, ids: Sequence[int]) -> Iterator[Tensor]:
+    """Images of one size together, [N, C, H, W] or more; others one by one, without their padding."""
+    for batch in transformed_batches(loader, ids, _TOGETHER, []):
+        if IMAGE_SIZE in batch:
+            yield from (batch.image(index)[None] for index in range(batch.size))
+        else:
+            yield batch["image"]
 
 
 def transformed_batches(

@@ -10,7 +10,7 @@ import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, NamedTuple
@@ -81,9 +81,17 @@ class PackedSamples:
         """Add the checksums of all samples to a fingerprint."""
         digest.array("samples", self._checksums)
 
+    def image_sizes(self) -> NDArray[np.int64]:
+        """The height and width of each image as it was packed, [N, 2]; 1 of a damaged one, reported when it is read."""
+        sizes = np.ones((len(self), 2), np.int64)
+        for index, size in enumerate(sizes):
+            with suppress(*MALFORMED):
+                size[:] = views(self._record(index))["image"].shape[-3:-1]
+        return sizes
+
     def read(self, index: int) -> Sample:
         """Sample `index` as it was packed."""
-        record = self._memory[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
+        record = self._record(index)
         if not self._checked[index]:
             if zlib.crc32(record.data) != int(self._checksums[index]):
                 raise DataError(f"{self.file}: sample {index} is damaged (its checksum is wrong); {_WRITE_AGAIN}")
@@ -96,6 +104,9 @@ class PackedSamples:
             name: array if name in _VIEWS and array.ndim else array.copy() if array.ndim else array.item()
             for name, array in fields.items()
         }
+
+    def _record(self, index: int) -> NDArray[np.uint8]:
+        return self._memory[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
 
 
 PACK_VERSION = 5

@@ -15,10 +15,11 @@ from torch import Tensor
 from paceline.core.errors import DamagedFileError, DataError
 from paceline.core.text import pluralize
 from paceline.core.user_code import named_error
-from paceline.data.batch import Batch, Collator, Ids, Sample, as_arrays, as_images, collate
+from paceline.data.batch import IMAGE_SIZE, Batch, Collator, Ids, Sample, as_arrays, as_images, collate
+from paceline.data.padding import Padding, clear_padding
 from paceline.data.rng import as_float32, uniforms, uniforms_of_streams
 from paceline.data.skip_list import UNREADABLE, SkipList, Skipped, as_skipped, locate_error
-from paceline.data.transforms.base import BatchTransform, SampleTransform, split
+from paceline.data.transforms.base import BatchTransform, SampleTransform, name_of, split
 
 # Samples are worked on side by side; threads that share one image would only get into their way, and after a process
 # is forked they are gone.
@@ -36,8 +37,9 @@ class Dataset(Protocol):
     """Samples by number, and what a model must know of them.
 
     Some have more: `draws`, how many random numbers `read(index, draws)` takes; `path(index)`, the file that messages
-    about a sample name; `open(index)`, like `read` but with the image still `Encoded`; `joints`, the names of
-    keypoints; `notes`, what was found odd when the index was read. Several threads read at once.
+    about a sample name; `open(index)`, like `read` but with the image still `Encoded`; `image_sizes()`, the height and
+    width of each image [N, 2]; `joints`, the names of keypoints; `notes`, what was found odd when the index was read.
+    Several threads read at once.
     """
 
     classes: list[str]
@@ -82,6 +84,8 @@ class SplitLoader:
         self._no_draws = None if any(self._num_draws) else [torch.empty(0, 0)] * len(self._num_draws)
         self.checks: Sequence[Callable[[Batch], tuple[int, str] | None]] = ()
         """Each looks at a batch on the host: the first sample that losses cannot be computed for, and why."""
+        self.padding: Padding | None = None
+        """How images of different sizes are stacked; None refuses them."""
         self.keeps_counts = all(getattr(each, "keeps_counts", False) for each in self.batch_transforms)
         """Whether losses are divided by as much after the transforms of whole batches as before them."""
         self.in_memory = hasattr(dataset, "gather") and not self.sample_transforms
@@ -107,19 +111,22 @@ class SplitLoader:
                 raise locate_error(self.dataset, wrong[0], DataError(wrong[1]))
 
     def _fetch(self, epoch: int, ids: Ids) -> Batch:
-        if self.in_memory:
+        if self.in_memory and (self.padding is None or self.padding.size_divisible == 1):
             try:
                 return self._gather(ids)
             except UNREADABLE:
                 if self.skips is None:
                     raise  # else one by one, to find out which
-        together, skipped = Collator(len(ids)), []
+        together, skipped = Collator(len(ids), self.padding), []
         for index, drawn in zip(ids.tolist(), self._pipeline.draw(epoch, ids), strict=True):
             sample = self._try_sample(epoch, index, drawn)
             if isinstance(sample, Skipped):
                 skipped.append(sample)
-            else:
+                continue
+            try:
                 together.add(index, sample)
+            except DataError as error:
+                raise locate_error(self.dataset, index, error) from error
         batch = self._placeholder(epoch, ids) if skipped and not together else together.batch()
         if skipped:
             batch.skipped, batch.is_placeholder = skipped, not together
@@ -143,15 +150,29 @@ class SplitLoader:
             self.skips.add(batch.skipped)
         fields: dict[str, Any] = Batch(batch) if device.type == "cpu" else batch.to(device)
         drawn = self._draw(batch, epoch, device) if self._no_draws is None else self._no_draws
+        if IMAGE_SIZE in batch:
+            self._check_padded()
         for number, transform in enumerate(self.batch_transforms):
             draws = self._draw_for_step(step, number) if self._is_per_step[number] else drawn[number]
             fields = transform(fields, draws)
         ready = Batch(fields)
         if ready["image"].dtype == torch.uint8:  # nothing normalized it: models take numbers from 0 to 1
             ready["image"] = ready["image"].float().div_(255)
+        if IMAGE_SIZE in ready:  # zeros behind normalization, whatever else a batch holds
+            clear_padding(ready["image"], ready[IMAGE_SIZE].tolist())
         if batch.skipped:
             ready.skipped, ready.is_placeholder = batch.skipped, batch.is_placeholder
         return ready
+
+    def _check_padded(self) -> None:
+        """Raise DataError if a transform of whole batches would move images of different sizes, or mix them."""
+        for transform in self.batch_transforms:
+            if not getattr(transform, "keeps_padding", False):
+                raise DataError(
+                    f"{name_of(transform)} works on whole batches, and cannot where images differ in size; put it"
+                    " before normalize if it can work on single images, or add a transform that gives one size, such"
+                    " as {name: resize, size: [224, 224]}"
+                )
 
     def _draw(self, batch: Batch, epoch: int, device: torch.device) -> Sequence[Tensor]:
         """The random numbers of each transform of whole batches, all drawn at once."""
@@ -189,7 +210,7 @@ class SplitLoader:
             index = (int(ids[-1]) + further) % len(self.dataset)
             last = self._try_sample(epoch, index, self._pipeline.draw(epoch, np.array([index]))[0])
             if not isinstance(last, Skipped):
-                return collate(np.full(len(ids), index), [last] * len(ids))
+                return collate(np.full(len(ids), index), [last] * len(ids), self.padding)
         if limit >= len(self.dataset):
             raise DataError(f"none of {pluralize(len(self.dataset), 'sample')} can be read; {last}")
         raise DataError(

@@ -56,6 +56,13 @@ class Shape(NamedTuple):
         planes = [across * math.cos(angle) + down * math.sin(angle) for angle in angles]
         return np.asarray(np.max(planes, 0) - self.radius * math.cos(math.pi / self.sides), np.float32)
 
+    def outline(self) -> list[float]:
+        """The corners as x and y in turn; of a disc, points on its edge."""
+        number = self.sides or 48
+        angles = [self.turn + math.pi * (2 * corner + 1) / number for corner in range(number)]
+        points = [(self.x + self.radius * math.cos(angle), self.y + self.radius * math.sin(angle)) for angle in angles]
+        return [round(value, 2) for point in points for value in point]
+
 
 # --- one data set for each task -----------------------------------------------------------------------------
 
@@ -111,25 +118,40 @@ def write_segmentation(folder: Path, number: int, seed: int) -> None:
 
 def write_detection(folder: Path, number: int, seed: int) -> None:
     """Photos of discs, squares and triangles that do not hide each other, and their boxes as COCO has them."""
+    _write_coco(folder, number, seed, _paint_objects, _categories())
+
+
+def write_instance_segmentation(folder: Path, number: int, seed: int) -> None:
+    """The photos of `write_detection`; the objects have outlines too, as polygons."""
 
     def paint(random: Random) -> tuple[Plane, list[dict[str, Any]]]:
-        height, width = 128, 160
-        image, objects, hidden = _ground(random, height, width), [], np.zeros((height, width), np.bool_)
-        for _ in range(random.integers(1, 5)):
-            label = int(random.integers(1, len(SHAPES)))
-            distance = _drawn_shape(random, _SIDES[SHAPES[label]], height, width).distance(height, width)
-            inside = distance < 0
-            if (inside & hidden).any():
-                continue
-            hidden |= distance < 3
-            image = _lay_over(image, _class_texture(random, label, height, width), distance)
-            rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-            box = [float(columns[0]), float(rows[0]), float(np.ptp(columns) + 1), float(np.ptp(rows) + 1)]
-            objects.append({"category_id": label, "bbox": box, "area": box[2] * box[3], "iscrowd": 0})
-        return image, objects
+        return _paint_objects(random, with_outlines=True)
 
-    categories = [{"id": number, "name": name} for number, name in enumerate(SHAPES[1:], start=1)]
-    _write_coco(folder, number, seed, paint, categories)
+    _write_coco(folder, number, seed, paint, _categories())
+
+
+def _categories() -> list[dict[str, Any]]:
+    return [{"id": number, "name": name} for number, name in enumerate(SHAPES[1:], start=1)]
+
+
+def _paint_objects(random: Random, with_outlines: bool = False) -> tuple[Plane, list[dict[str, Any]]]:
+    height, width = 128, 160
+    image, objects, hidden = _ground(random, height, width), [], np.zeros((height, width), np.bool_)
+    for _ in range(random.integers(1, 5)):
+        label = int(random.integers(1, len(SHAPES)))
+        shape = _drawn_shape(random, _SIDES[SHAPES[label]], height, width)
+        distance = shape.distance(height, width)
+        inside = distance < 0
+        if (inside & hidden).any():
+            continue
+        hidden |= distance < 3
+        image = _lay_over(image, _class_texture(random, label, height, width), distance)
+        rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+        box = [float(columns[0]), float(rows[0]), float(np.ptp(columns) + 1), float(np.ptp(rows) + 1)]
+        each: dict[str, Any] = {"category_id": label, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
+        outlined = {"segmentation": [shape.outline()], "area": float(inside.sum())} if with_outlines else {}
+        objects.append(each | outlined)
+    return image, objects
 
 
 def write_keypoints(folder: Path, number: int, seed: int) -> None:

@@ -17,6 +17,7 @@ from paceline.core.text import pluralize
 from paceline.data.loader import StepBatch, explain_dead_workers
 from paceline.engine.evaluate import Evaluation, evaluate_with_average
 from paceline.engine.loss_accumulator import read
+from paceline.engine.replay import check_finite
 from paceline.engine.run import Run, StepResult
 from paceline.engine.step import train_step
 from paceline.engine.visualizer import visualize_evaluation, visualize_samples
@@ -110,10 +111,10 @@ def do_pending(run: Run) -> None:
 def read_results(run: Run) -> None:
     """Read the losses and norms of the last steps from the device, all at once, into the meters.
 
-    See `Run.check_finite` for norms that are not finite.
+    See `check_finite` for norms that are not finite.
     """
     results, run.unread = run.unread, []
-    norms = run.check_finite(results)
+    norms = check_finite(run, results)
     columns = read([result.accumulator for result in results], run.world)
     columns |= {"grad_norm": norms, "lr": [result.lr for result in results]}
     finite = {name: list(filter(math.isfinite, column)) for name, column in columns.items()}

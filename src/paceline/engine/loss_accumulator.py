@@ -27,6 +27,8 @@ Counts = Mapping[str, Count]
 """The count of each loss in a micro-batch; None where it depends on predictions (a ratio loss)."""
 Value = Tensor | float
 """A loss or a metric of a micro-batch that waits to be read."""
+Divisors = Callable[[Mapping[str, float]], Mapping[str, float]]
+"""What losses are divided by, given their counts over the global batch."""
 FirstPass = Callable[[list[str]], Tensor]
 """Sums and counts of these ratio losses over the global batch, [2 · names], from passes without gradient."""
 
@@ -73,13 +75,14 @@ class LossAccumulator:
     """
 
     __slots__ = (
-        "_counts_on_device", "_unfinished", "_world", "metrics", "normalizers", "num_micro_batches", "parts",
-        "should_stop", "weights",
+        "_counts_on_device", "_divisors", "_unfinished", "_world", "metrics", "normalizers", "num_micro_batches",
+        "parts", "should_stop", "weights",
     )  # fmt: skip
 
     def __init__(
         self, weights: Mapping[str, float], num_micro_batches: int, counts: Iterable[tuple[MicroBatch, Counts]],
         world: World, stop_requested: bool, first_pass: FirstPass, metrics: Sequence[str] = (),
+        divisors: Divisors = dict,
     ) -> None:  # fmt: skip
         self.weights = weights
         self.metrics = metrics
@@ -88,7 +91,7 @@ class LossAccumulator:
         self.parts: list[tuple[int, list[Value]]] = []
         self.normalizers: dict[str, Normalizer] = {}
         self.should_stop = False
-        self._world = world
+        self._world, self._divisors = world, divisors
         self._counts_on_device: list[tuple[int, str, Tensor]] = []
         # A row for each micro-batch, so that the sum does not depend on which rank counted it; then 1 for each ratio
         # loss, for each count on a device, and for a request to stop.
@@ -145,8 +148,8 @@ class LossAccumulator:
         self.should_stop = stop > 0
         width = len(self.weights)
         end = self.num_micro_batches * width
-        for place, name in enumerate(self.weights):
-            self.normalizers[name] = Normalizer(sum(sums[place:end:width]) or 1.0)
+        counts = {name: sum(sums[place:end:width]) for place, name in enumerate(self.weights)}
+        self.normalizers = {name: Normalizer(count or 1.0) for name, count in self._divisors(counts).items()}
         if not any(sums[end:]):
             return
         ratios, on_device = (

@@ -12,6 +12,7 @@ import numpy as np
 from paceline.core.errors import UsageError
 from paceline.core.user_code import described
 from paceline.data.batch import Batch, Sample
+from paceline.data.io.mask import decode_runs
 from paceline.data.split_loader import Dataset
 from paceline.engine.evaluate import collect_states
 from paceline.engine.prediction_tables import class_results, output_arrays
@@ -34,6 +35,7 @@ from paceline.visualize.image import Image, fit, save_jpeg, to_image, to_rgb
 _MAX_SIDE = 1024  # pixels of a drawn image
 _CLIP_SIDE = 320
 _DRAWS = ("draw_prediction", "draw")
+_OF_PEOPLE = ("keypoints", "keypoint_scores")  # that are detected
 
 
 class Predicted(NamedTuple):
@@ -67,9 +69,10 @@ def predict(
 
 
 def prediction_writers(folder: Path, dataset: Dataset, task: Task, draws: bool) -> list[PredictionWriter]:
-    """What writes predictions below a folder: PNG maps, COCO JSON of boxes and keypoints, or a table; and images."""
-    maps, table = folder / ("masks" if kind_of(task) == "maps" else "outputs"), folder / "predictions"
-    writers = file_writers(task, dataset, maps, table.with_suffix(table_extension(task)))
+    """What writes predictions below a folder: PNG maps, COCO JSON of objects and keypoints, or a table; and images."""
+    maps = folder / ("masks" if kind_of(task) in ("maps", "instances") else "outputs")
+    table = (folder / "predictions").with_suffix(table_extension(task))
+    writers = file_writers(task, dataset, maps, table)
     return [*writers, DrawnImages(folder / "images", dataset, task)] if draws else writers
 
 
@@ -92,6 +95,10 @@ def _no_boxes(height: int, width: int) -> Sample:
     return fields | {"crowd": np.zeros(0, np.bool_), "area": np.zeros(0, np.float32)}
 
 
+def _no_instances(height: int, width: int) -> Sample:
+    return {**_no_boxes(height, width), "masks": np.zeros((0, height, width), np.uint8)}
+
+
 def _no_person(height: int, width: int) -> Sample:
     return {**_no_boxes(height, width), "keypoints": np.zeros((0, 1, 3), np.float32)}
 
@@ -104,6 +111,7 @@ _PLACEHOLDERS: dict[Kind, Callable[[int, int], Sample]] = {
     "maps": _no_mask,
     "keypoints": _no_person,
     "boxes": _no_boxes,
+    "instances": _no_instances,
     "classes": _no_label,
     "outputs": lambda height, width: {},
 }
@@ -167,8 +175,12 @@ class ResultList(PredictionWriter):
         """What is known of each sample now: nothing of classes."""
         if self._kind == "maps":
             return [{"mask": found} for found in self._task.maps(predictions)]
-        if self._kind == "boxes":
-            arrays = [{name: value.cpu().numpy() for name, value in each._asdict().items()} for each in predictions]
+        if self._kind in ("boxes", "instances") or isinstance(predictions, list):
+            fields = ("boxes", "scores", "labels", *(_OF_PEOPLE if self._kind == "keypoints" else ()))
+            arrays = [{name: getattr(each, name).cpu().numpy() for name in fields} for each in predictions]
+            if self._kind == "instances":
+                masks = (decode_runs(each.runs, *each.size) for each in predictions)
+                arrays = [{**each, "masks": found} for each, found in zip(arrays, masks, strict=True)]
             classes = self._task.classes
             return [{**each, "names": [classes[label] for label in each["labels"].tolist()]} for each in arrays]
         if self._kind == "keypoints":

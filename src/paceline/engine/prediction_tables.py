@@ -18,6 +18,7 @@ from paceline.core.errors import UsageError
 from paceline.core.text import as_cell
 from paceline.data.batch import Batch
 from paceline.data.split_loader import Dataset
+from paceline.metrics.instances import read_runs
 from paceline.metrics.metric import MetricValues, State
 
 Rows = Mapping[str, Tensor]
@@ -88,6 +89,18 @@ def output_table(rows: Rows, dataset: Dataset, names: Sequence[str]) -> str:
 
 def coco_boxes(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
     """Detections as COCO's result files have them, and the name of each image's file."""
+    return _json_array(_box_results(rows, dataset))
+
+
+def coco_instances(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
+    """The same with the mask of each detection, as run lengths."""
+    results = _box_results(rows, dataset)
+    for result, mask in zip(results, read_runs(rows, "detection", rows["detections"]), strict=True):
+        result["segmentation"] = {"size": mask["size"], "counts": mask["counts"].decode("ascii")}
+    return _json_array(results)
+
+
+def _box_results(rows: Rows, dataset: Dataset) -> list[dict[str, Any]]:
     category_ids = getattr(dataset, "category_ids", None)
     results = []
     for sample, image, label, score, left, top, right, bottom in rows["detections"].tolist():
@@ -95,7 +108,7 @@ def coco_boxes(rows: Rows, dataset: Dataset, classes: Sequence[str]) -> str:
         box = [round(value, 3) for value in (left, top, right - left, bottom - top)]
         result = {"image_id": int(image), "category_id": category, "bbox": box, "score": round(score, 6)}
         results.append(result | _path(dataset, sample, "file_name"))
-    return _json_array(results)
+    return results
 
 
 def coco_keypoints(rows: Rows, dataset: Dataset, names: Sequence[str]) -> str:

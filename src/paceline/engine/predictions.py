@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +24,9 @@ from paceline.metrics.metric import Metric, State
 from paceline.visualize.colors import Color
 
 Map = NDArray[np.uint8]
-Kind = Literal["maps", "keypoints", "boxes", "classes", "outputs"]
+Kind = Literal["maps", "instances", "keypoints", "boxes", "classes", "outputs"]
 _KINDS: dict[str, Kind] = {
+    "instance_metric": "instances",
     "maps": "maps",
     "keypoint_metric": "keypoints",
     "detection_metric": "boxes",
@@ -34,6 +35,7 @@ _KINDS: dict[str, Kind] = {
 _TABLES: dict[Kind, tuple[str, tables.Formatter]] = {
     "classes": (".csv", tables.class_table),
     "boxes": (".json", tables.coco_boxes),
+    "instances": (".json", tables.coco_instances),
     "keypoints": (".json", tables.coco_keypoints),
     "outputs": (".csv", tables.output_table),
 }
@@ -43,6 +45,8 @@ _TABLES: dict[Kind, tuple[str, tables.Formatter]] = {
 def kind_of(task: object) -> Kind:
     """What a task predicts, by the method that it has; tensors, or dicts of tensors, if it has none of these.
 
+    - `instance_metric()`: collects detections and their masks, see `metrics.instances`; `instance_maps(predictions)`
+      gives what is saved of each sample, the ids of instances as uint16 [H, W].
     - `maps(predictions)`: what is saved of each sample, uint8 [H, W]; `palette` has the colors of its ids, None: grays.
     - `keypoint_metric()` of one person: collects "poses" [N, 3 + 3 J], see `metrics.keypoints`; `joints` has the names.
     - `detection_metric()`: collects "detections" [K, 8], see `metrics.detection`.
@@ -135,27 +139,34 @@ def file_writers(task: Any, dataset: Dataset, folder: Path, table_file: Path) ->
     """The writers of what a task predicts: maps and arrays into a folder, all else into a table."""
     kind = kind_of(task)
     if kind == "maps":
-        return [MapFolder(folder, dataset, task)]
+        return [MapFolder(folder, dataset, task.maps, getattr(task, "palette", None))]
     table = PredictionTable(table_file, dataset, task)
+    if kind == "instances":
+        return [table, MapFolder(folder, dataset, task.instance_maps)]
     return [table, ArrayFolder(folder, dataset, task)] if kind == "outputs" else [table]
 
 
 class MapFolder(PredictionWriter):
     """Writes the maps of a split into a folder; each rank writes its own, in any order."""
 
-    def __init__(self, folder: Path, dataset: Dataset, task: Any) -> None:
-        self._folder, self._task = folder, task
+    def __init__(
+        self,
+        folder: Path,
+        dataset: Dataset,
+        maps: Callable[[Any], Iterable[NDArray[Any]]],
+        palette: Sequence[Color] | None = None,
+    ) -> None:
+        self._folder, self._maps, self._palette = folder, maps, palette
         self._names = file_names(dataset)
 
     def save(self, batch: Batch, predictions: Any) -> None:
         """Write the maps of a batch; a file of that name is replaced whole, never seen half-written."""
         from PIL import Image
 
-        palette: Sequence[Color] | None = getattr(self._task, "palette", None)
-        for index, found in zip(batch.ids.tolist(), self._task.maps(predictions), strict=True):
+        for index, found in zip(batch.ids.tolist(), self._maps(predictions), strict=True):
             image = Image.fromarray(found)
-            if palette is not None:
-                image.putpalette([value for color in palette for value in color])
+            if self._palette is not None:
+                image.putpalette([value for color in self._palette for value in color])
             encoded = io.BytesIO()
             image.save(encoded, format="PNG")
             # Two processes may write the same sample, if one of them only keeps step with the other.

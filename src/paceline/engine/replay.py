@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,49 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.files import TensorFile, read_tensors, write_file
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, TrainingError
 from paceline.core.text import join_first
 from paceline.core.torch_private import tree_leaves
 from paceline.data.batch import Batch
 from paceline.data.loader import MicroBatch, StepBatch
-from paceline.engine.loss_accumulator import WeightedLoss
-from paceline.engine.run import Run
+from paceline.engine.loss_accumulator import WeightedLoss, read_columns
+from paceline.engine.run import Run, StepResult
 from paceline.engine.step import forward
+from paceline.loggers.events import Note
 from paceline.losses.loss_term import LossTerm
 
 _MODEL, _RECIPE = "model.safetensors", "recipe.json"
 Pass = Callable[[MicroBatch], Mapping[str, LossTerm]]
 """A forward and a backward pass of a micro-batch; gives its losses."""
 _MAX_IDS = 8
+
+
+def check_finite(run: Run, results: Sequence[StepResult]) -> list[float]:
+    """The gradient norms of steps, in order, read from the device: warns of those skipped.
+
+    Raises TrainingError if the run must stop.
+
+    The step is loaded again to name the module and the samples. The weights are those before it, unless training
+    went on from a skipped step.
+    """
+    [norms] = read_columns([[result.grad_norm for result in results]])
+    for result, norm in zip(results, norms, strict=True):
+        if math.isfinite(norm):
+            run.finite_check.in_a_row = 0
+            continue
+        if result.overflowed is not None and result.overflowed:
+            continue
+        try:
+            run.finite_check.report(
+                norm,
+                result.step,
+                explain=partial(run.explain_nonfinite or explain_and_keep, run, run.batches.load_step(result.step)),
+                warn=lambda text: run.logger.emit(Note(text, "warning")),
+            )
+        except TrainingError:
+            run.progress.step = result.step + 1  # steps after it changed nothing
+            raise
+    return norms
 
 
 def explain_nonfinite(run: Run, step_batch: StepBatch) -> str:

@@ -6,7 +6,6 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,20 +15,20 @@ from torch import Tensor, nn
 from paceline.checkpoint.reader import Checkpoint
 from paceline.checkpoint.store import Store
 from paceline.checkpoint.writer import Saver
-from paceline.core.errors import TrainingError
 from paceline.core.intervals import Triggers
 from paceline.core.process import StopRequest
 from paceline.core.world import World
 from paceline.data.loader import StepBatch, TrainBatches, automatic_batch_size, automatic_workers
+from paceline.data.padding import padding_for
 from paceline.data.split_loader import SplitLoader
-from paceline.engine.loss_accumulator import LossAccumulator, read_columns
+from paceline.engine.loss_accumulator import LossAccumulator
 from paceline.engine.state import RunState
 from paceline.engine.stateful import KeptState
 from paceline.engine.watchdog import Heartbeat, NoHeartbeat
-from paceline.loggers.events import LoggerGroup, Note
+from paceline.loggers.events import LoggerGroup
 from paceline.loggers.meters import StepTimer
 from paceline.models.freezing import Freezing
-from paceline.optim.clipping import Clip, NoClip, Norm
+from paceline.optim.clipping import Clip, Norm, norm_alone
 from paceline.optim.lr_scheduler import LRChangeLog, Scheduler
 from paceline.tasks.task import Task
 
@@ -75,7 +74,8 @@ class Trainer:
     """Everything that a checkpoint holds: the optimizer, the precision, the progress and more."""
     scheduler: Scheduler
     train_loader: SplitLoader
-    clip_gradients: Clip = field(default_factory=NoClip)
+    clip_gradients: Clip | None = None
+    """None measures the norm alone."""
     freezing: Freezing = field(default_factory=lambda: Freezing(nn.Identity()))
     heartbeat: Heartbeat | NoHeartbeat = field(default_factory=NoHeartbeat)
     stop: StopRequest = field(default_factory=StopRequest)
@@ -86,6 +86,7 @@ class Trainer:
         self.progress, self.optimizer, self.strategy = state.progress, state.optimizer, state.strategy
         self.precision, self.finite_check, self.averaging = state.precision, state.finite_check, state.averaging
         self.strategy.parts = state.parts
+        self.clip = self.clip_gradients or norm_alone(self.world.device, self.strategy.norm_across)
         self.finite_check.attach(self.optimizer, self.world.device)
         self.optimized = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         own = getattr(self.task, "training_metrics", ())
@@ -150,7 +151,7 @@ class RunInfo:
     notes: Sequence[str] = ()
     """Lines about its data and parts."""
     lr: str = ""
-    """The learning rate and where it comes from."""
+    """The learning rate and where it comes from; empty: that of the schedule."""
     origin_of_weights: Sequence[str] = ("weights  random",)
     precision: str = "fp32"
     """Its name in recipes; only others are printed."""
@@ -178,8 +179,8 @@ class Run(Trainer):
     intervals: Intervals
     store: Store
     info: RunInfo = field(default_factory=RunInfo)
-    explain_nonfinite: Callable[[Run, StepBatch], str] = lambda run, step_batch: "cause unknown"
-    """Names the module and the samples behind a non-finite gradient."""
+    explain_nonfinite: Callable[[Run, StepBatch], str] | None = None
+    """Names the module and the samples behind a non-finite gradient; None: `replay.explain_and_keep`."""
     logger: LoggerGroup = field(default_factory=LoggerGroup)
     lr_changes: LRChangeLog = field(default_factory=LRChangeLog)
     visualize: bool = True
@@ -190,33 +191,11 @@ class Run(Trainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.saver = self._make_saver()
-
-    def check_finite(self, results: Sequence[StepResult]) -> list[float]:
-        """The gradient norms of steps, in order, read from the device: warns of those skipped.
-
-        Raises TrainingError if the run must stop.
-
-        The step is loaded again to name the module and the samples. The weights are those before it, unless training
-        went on from a skipped step.
-        """
-        [norms] = read_columns([[result.grad_norm for result in results]])
-        for result, norm in zip(results, norms, strict=True):
-            if math.isfinite(norm):
-                self.finite_check.in_a_row = 0
-                continue
-            if result.overflowed is not None and result.overflowed:
-                continue
-            try:
-                self.finite_check.report(
-                    norm,
-                    result.step,
-                    explain=partial(self.explain_nonfinite, self, self.batches.load_step(result.step)),
-                    warn=lambda text: self.logger.emit(Note(text, "warning")),
-                )
-            except TrainingError:
-                self.progress.step = result.step + 1  # steps after it changed nothing
-                raise
-        return norms
+        self.batches.passes = self.strategy.passes
+        losses = getattr(self.task, "loss_functions", {}).values()
+        for loader in (self.train_loader, *(each.loader for each in self.evaluations.values())):
+            loader.checks = [loss.check for loss in losses if hasattr(loss, "check")]
+            loader.padding = padding_for(self.task, self.model, loader.dataset)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same recipe, bit-identically."""

@@ -38,7 +38,7 @@ class Choices:
     micro_batch_size: int
     world: int
     """The number of processes they were chosen for."""
-    channels_last: bool | None = False
+    channels_last: bool | None = None
     """How images and weights lie in memory; None: to be chosen before the first step."""
 
 

@@ -44,7 +44,7 @@ def train_step(trainer: Trainer, step_batch: StepBatch) -> StepResult:
     trainer.strategy.after_backward(step_batch)
     trainer.precision.unscale(trainer.optimized)
     # The norm over all ranks before clipping; a gradient that is not finite is not clipped.
-    grad_norm = trainer.clip_gradients(trainer.strategy.local(trainer.optimized))
+    grad_norm = trainer.clip(trainer.strategy.local(trainer.optimized))
     lr = trainer.scheduler.apply(step_batch.step)  # a function of the step alone
     overflowed = trainer.precision.update_loss_scale(grad_norm)
     # If the norm is not finite, this step is skipped and, where the run is to stop, all later ones. A GPU decides that
@@ -97,6 +97,7 @@ def start_losses(trainer: Trainer, step_batch: StepBatch) -> LossAccumulator:
         trainer.stop.requested,
         first_pass=lambda names: _sum_ratios(trainer, step_batch, names),
         metrics=trainer.training_metrics,
+        divisors=getattr(trainer.task, "divisors", dict),
     )
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError, TrainingError
 from paceline.core.signatures import signature_of
 from paceline.core.user_code import user_code
-from paceline.data.batch import Batch, describe_tensor
+from paceline.data.batch import IMAGE_SIZE, Batch, crop_padding, describe_tensor
 from paceline.losses.class_weights import to_full_precision
 from paceline.losses.loss_term import Loss, LossTerm
 
@@ -64,6 +65,14 @@ class Criterion:
 
     def __call__(self, outputs: Any, batch: Batch) -> LossTerm:
         output, target = self.pair(outputs, batch)
+        if IMAGE_SIZE in batch and isinstance(output, Tensor) and output.shape[-2:] == batch["image"].shape[-2:]:
+            pairs = zip(output[:, None], target[:, None], strict=True)  # of each image without its padding
+            cropped = [[crop_padding(planes, batch, index) for planes in pair] for index, pair in enumerate(pairs)]
+            return LossTerm(torch.stack([self._sum(own, mask, 1) for own, mask in cropped]).sum(), float(batch.size))
+        return LossTerm(self._sum(output, target, batch.size), float(batch.size))
+
+    def _sum(self, output: Any, target: Any, samples: int) -> Tensor:
+        """The numerator for some samples."""
         if isinstance(output, Tensor):
             output = to_full_precision(output)
             target = comparable(target, output)
@@ -73,7 +82,7 @@ class Criterion:
             value = self.function(output, target)
         if isinstance(output, Tensor) and isinstance(value, Tensor) and output.requires_grad:
             self.ignores_model = not value.requires_grad
-        return LossTerm(self._numerator(value, batch.size), float(batch.size))
+        return self._numerator(value, samples)
 
     def _numerator(self, value: Any, samples: int) -> Tensor:
         if not isinstance(value, Tensor):

@@ -14,16 +14,19 @@ from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.text import pluralize
 from paceline.core.world import to_float64
-from paceline.data.batch import Batch
+from paceline.data.batch import IMAGE_SIZE, Batch, crop_padding
 from paceline.losses.class_weights import ClassWeights, make_class_weights, to_full_precision
 from paceline.losses.loss_term import LossTerm
+
+_PADDING = -100  # which is no id, in masks without one that is ignored
 
 
 @register.loss("pixel_cross_entropy")
 class PixelCrossEntropy:
     """Softmax cross-entropy of each pixel: the mean over the pixels whose mask is not `ignore_index`.
 
-    With class weights it is torch's weighted mean, divided by the weights of the pixels' classes.
+    With class weights it is torch's weighted mean, divided by the weights of the pixels' classes. Where images differ
+    in size, a pixel counts by its share of its own image.
     """
 
     def __init__(
@@ -41,6 +44,12 @@ class PixelCrossEntropy:
     def count(self, batch: Batch) -> Tensor | float:
         """The labeled fraction of each image, or the mean weight of its pixels, summed over images."""
         masks = self.targets.masks(batch)
+        if IMAGE_SIZE in batch:
+            each = [crop_padding(mask, batch, index) for index, mask in enumerate(masks[:, None])]
+            return sum((self._count(mask) for mask in each[1:]), self._count(each[0]))
+        return self._count(masks)
+
+    def _count(self, masks: Tensor) -> Tensor | float:
         if self.weights is not None:
             return self.weights.sum_over_counts(self.targets.class_counts(masks)) / _area(masks)
         is_labeled = self.targets.is_labeled(masks)
@@ -53,8 +62,8 @@ class PixelCrossEntropy:
         weights = None if self.weights is None else self.weights.to(logits)
         losses = self.targets.cross_entropy(logits, masks, weights, self.label_smoothing)
         per_pixel = _pixel_weights(self.weights, logits, masks, self.targets.is_labeled(masks))
-        denominator = float(len(masks)) if per_pixel is None else per_pixel.sum() / _area(masks)
-        return LossTerm(losses.sum() / _area(masks), denominator)
+        denominator = float(len(masks)) if per_pixel is None else sum_shares(per_pixel, batch)
+        return LossTerm(sum_shares(losses, batch), denominator)
 
 
 @register.loss("ohem_cross_entropy")
@@ -127,8 +136,12 @@ class PixelBinaryCrossEntropy:
     def __call__(self, outputs: Tensor, batch: Batch) -> LossTerm:
         masks = masks_of("pixel_bce", batch)
         logits, targets = binary_targets("pixel_bce", outputs, masks)
-        total = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
-        return LossTerm(total / _area(masks), float(len(masks)))
+        is_inside = batch.is_inside()
+        if is_inside is None:
+            total = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+            return LossTerm(total / _area(masks), float(len(masks)))
+        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        return LossTerm(sum_shares(losses * is_inside, batch), float(len(masks)))
 
 
 class MaskTargets:
@@ -140,7 +153,10 @@ class MaskTargets:
         self.ignore_index = ignore_index
 
     def masks(self, batch: Batch) -> Tensor:
-        return masks_of(self.loss, batch)
+        masks = masks_of(self.loss, batch)
+        if self.ignore_index is None and (is_inside := batch.is_inside()) is not None:
+            return masks.long().masked_fill(~is_inside, _PADDING)
+        return masks
 
     def find_unknown_id(self, batch: Batch) -> tuple[int, str] | None:
         """The first sample of a batch on the host with an id that is no class, and a message."""
@@ -164,7 +180,9 @@ class MaskTargets:
 
     def is_labeled(self, masks: Tensor) -> Tensor | None:
         """Which pixels count, bool [N, H, W]; None for all."""
-        return None if self.ignore_index is None else masks != self.ignore_index
+        if self.ignore_index is None:
+            return None if masks.dtype == torch.uint8 else masks != _PADDING
+        return masks != self.ignore_index
 
     def class_counts(self, masks: Tensor) -> Tensor:
         """The number of pixels of each class, int64 [C]."""
@@ -180,7 +198,7 @@ class MaskTargets:
         self, logits: Tensor, masks: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
     ) -> Tensor:
         """The loss of each pixel, [N, H, W], 0 where it is ignored."""
-        ignored = -100 if self.ignore_index is None else self.ignore_index  # masks have no negative ids
+        ignored = _PADDING if self.ignore_index is None else self.ignore_index
         try:
             # Summed by the caller: the sum inside this function is not deterministic on CUDA.
             return F.cross_entropy(
@@ -232,8 +250,16 @@ def _pixel_weights(
     if class_weights is None:
         return None if is_counted is None else is_counted.float()
     weights = class_weights.to(logits)
-    own = weights[masks.long().clamp(max=len(weights) - 1)]
+    own = weights[masks.long().clamp(min=0, max=len(weights) - 1)]
     return own if is_counted is None else own * is_counted
+
+
+def sum_shares(pixels: Tensor, batch: Batch) -> Tensor:
+    """The sum of pixels [N, H, W] over those of an image; where images differ in size, each over its own."""
+    if IMAGE_SIZE not in batch:
+        return pixels.sum() / _area(pixels)
+    areas: Tensor = batch[IMAGE_SIZE].prod(1).to(pixels.device, non_blocking=True)
+    return (pixels.flatten(1).sum(1) / areas).sum()
 
 
 def _area(masks: Tensor) -> int:

@@ -58,6 +58,8 @@ class RegionLoss:
         """The sums of a micro-batch, or the ratios of its images and their number."""
         masks = self.targets.masks(batch)
         p, g = self._binary(outputs, masks) if self.num_classes == 1 else self._multi_class(outputs, masks)
+        if (is_inside := batch.is_inside()) is not None:
+            p, g = p * is_inside.unsqueeze(1), g * is_inside.unsqueeze(1)
         weights = p.new_ones(()) if self.weights is None else self.weights.to(p)
         numerator, denominator = self.ratio(p, g)
         if not self.per_image:

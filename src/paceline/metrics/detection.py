@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,8 @@ class Objects(NamedTuple):
     crowd: NDArray[np.bool_]
     """Of ground truth: detections of it are neither right nor wrong."""
     area: NDArray[np.float64]
+    masks: NDArray[np.object_]
+    """Of each, its run lengths as {"size": [height, width], "counts": bytes}, or None where boxes are compared."""
 
 
 def objects_state(predictions: Sequence[Any], batch: Batch) -> State:
@@ -71,14 +74,17 @@ def detection_rows(predictions: Sequence[Any], batch: Batch) -> Tensor:
     return torch.cat([rows[:, :1], ids[:, None], rows[:, 1:]], 1)
 
 
-def _objects(rows: Tensor, is_truth: bool) -> Objects:
+def read_objects(rows: Tensor, is_truth: bool, masks: Sequence[dict[str, Any]] | None = None) -> Objects:
+    """The objects that `objects_state` has made rows of, or their detections."""
     table = rows.numpy()
-    none = np.zeros(len(table))
+    none, runs = np.zeros(len(table)), np.full(len(table), None)
+    runs[:] = masks
     return Objects(
         table[:, 0].astype(np.int64), table[:, -4:], table[:, 1].astype(np.int64),
         none if is_truth else table[:, 2],
         table[:, 2] > 0 if is_truth else none > 0,
         table[:, 3] if is_truth else none,
+        runs,
     )  # fmt: skip
 
 
@@ -97,25 +103,38 @@ class CocoAP:
 
     def __init__(self, classes: Sequence[str]) -> None:
         self.classes = list(classes)
-        named = self.classes if len(self.classes) <= _MAX_NAMED else []
-        self.higher_is_better = dict.fromkeys((*COCO_NAMES, *(f"ap.{name}" for name in named)), True)
+        self.higher_is_better = dict.fromkeys(coco_names(self.classes), True)
 
     def update(self, predictions: Sequence[Any], batch: Batch) -> State:
         return objects_state(predictions, batch)
 
     def compute(self, state: State) -> MetricValues:
-        truth, found = _objects(state["truth"], True), _objects(state["detections"], False)
-        samples = state["samples"].long().tolist()
-        if not len(truth.sample):
-            return {}
-        evaluator = _evaluate(samples, len(self.classes), truth, found)
-        values = dict(zip(COCO_NAMES, map(float, evaluator.stats[:12]), strict=True))
-        precision = evaluator.eval["precision"][:, :, :, 0, -1]  # [thresholds, recalls, classes]
-        values |= {f"ap.{name}": _mean(precision[:, :, index]) for index, name in enumerate(self.classes)}
-        at_50 = np.where(precision[_IOU_50] < 0, np.nan, precision[_IOU_50]).T.copy()  # [classes, recalls]
-        kept = {name: value for name, value in values.items() if name in self.higher_is_better and value >= 0}
-        num_objects = np.bincount(truth.labels[~truth.crowd], minlength=len(self.classes))
-        return {**kept, "precision": torch.from_numpy(at_50), "num_objects": torch.from_numpy(num_objects)}
+        truth, found = read_objects(state["truth"], True), read_objects(state["detections"], False)
+        return coco_values(state["samples"], self.classes, truth, found)
+
+
+def coco_values(
+    samples: Tensor, classes: Sequence[str], truth: Objects, found: Objects, prefix: str = ""
+) -> MetricValues:
+    """COCO's numbers of detections in samples [N], and the AP of each class; all names begin with `prefix`."""
+    if not len(truth.sample):
+        return {}
+    evaluator = _evaluate(samples.long().tolist(), len(classes), truth, found)
+    values = dict(zip(COCO_NAMES, map(float, evaluator.stats[:12]), strict=True))
+    precision = evaluator.eval["precision"][:, :, :, 0, -1]  # [thresholds, recalls, classes]
+    if len(classes) <= _MAX_NAMED:
+        values |= {f"ap.{name}": _mean(precision[:, :, index]) for index, name in enumerate(classes)}
+    at_50 = np.where(precision[_IOU_50] < 0, np.nan, precision[_IOU_50]).T.copy()  # [classes, recalls]
+    num_objects = np.bincount(truth.labels[~truth.crowd], minlength=len(classes))
+    tensors = {"precision": torch.from_numpy(at_50), "num_objects": torch.from_numpy(num_objects)}
+    kept = {name: value for name, value in values.items() if value >= 0}
+    return {f"{prefix}{name}": value for name, value in {**kept, **tensors}.items()}
+
+
+def coco_names(classes: Sequence[str], prefix: str = "") -> list[str]:
+    """The names of the numbers that `coco_values` gives."""
+    named = classes if len(classes) <= _MAX_NAMED else []
+    return [f"{prefix}{name}" for name in (*COCO_NAMES, *(f"ap.{name}" for name in named))]
 
 
 @register.metric("voc_ap")
@@ -135,7 +154,7 @@ class VocAP:
         return objects_state(predictions, batch)
 
     def compute(self, state: State) -> MetricValues:
-        truth, found = _objects(state["truth"], True), _objects(state["detections"], False)
+        truth, found = read_objects(state["truth"], True), read_objects(state["detections"], False)
         values = {}
         for number, name in enumerate(self.classes):
             own = [_rows(objects, objects.labels == number) for objects in (truth, found)]
@@ -164,13 +183,18 @@ class VocAP:
 def count_mistakes(predictions: Sequence[Any], batch: Batch, score: float) -> Tensor:
     """How many detections above a score are false, and how many objects are missed, of each image of a batch, [N]."""
     state = objects_state(predictions, batch)
-    truth, found = _objects(state["truth"], True), _objects(state["detections"], False)
+    truth, found = read_objects(state["truth"], True), read_objects(state["detections"], False)
+    return mistakes_in(batch.ids, truth, found, score)
+
+
+def mistakes_in(samples: Tensor, truth: Objects, found: Objects, score: float) -> Tensor:
+    """The same of objects in samples [N]."""
     found = _rows(found, found.scores > score)
     num_classes = 1 + max([0, *truth.labels.tolist(), *found.labels.tolist()])
     each_class = [each._replace(sample=each.sample * num_classes + each.labels) for each in (truth, found)]
     is_right, counts = _match(*each_class)
     false, right, expected = found.sample[counts & ~is_right], found.sample[is_right], truth.sample[~truth.crowd]
-    ids = batch.ids.tolist()
+    ids = samples.tolist()
     return torch.tensor([(false == id_).sum() + (expected == id_).sum() - (right == id_).sum() for id_ in ids])
 
 
@@ -187,7 +211,7 @@ def _match(truth: Objects, found: Objects) -> tuple[NDArray[np.bool_], NDArray[n
         candidates = of_sample.get(sample)
         if candidates is None:
             continue
-        overlaps = _iou(found.boxes[index], truth.boxes[candidates])
+        overlaps = _overlaps(found, index, truth, candidates)
         best = int(overlaps.argmax())
         if overlaps[best] < 0.5:
             continue
@@ -197,6 +221,16 @@ def _match(truth: Objects, found: Objects) -> tuple[NDArray[np.bool_], NDArray[n
         elif not taken[target]:
             is_right[index] = taken[target] = True
     return is_right, counts
+
+
+def _overlaps(found: Objects, index: int, truth: Objects, candidates: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The IoU of a detection and objects: of their masks, if they have some."""
+    if found.masks[index] is None:
+        return _iou(found.boxes[index], truth.boxes[candidates])
+    from faster_coco_eval.core import mask
+
+    overlaps = mask.iou([found.masks[index]], truth.masks[candidates].tolist(), [0] * len(candidates))
+    return np.asarray(overlaps[0], np.float64)
 
 
 def _iou(box: NDArray[np.float64], boxes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -217,16 +251,19 @@ def _mean(precision: NDArray[np.float64]) -> float:
 
 def _evaluate(samples: list[int], num_classes: int, truth: Objects, found: Objects) -> Any:
     annotations = [
-        {"id": number, "image_id": sample, "category_id": label, "bbox": box, "iscrowd": int(crowd), "area": area}
-        for number, (sample, label, box, crowd, area) in enumerate(
+        {"id": number, "image_id": sample, "category_id": label, **place, "iscrowd": int(crowd), "area": area}
+        for number, (sample, label, place, crowd, area) in enumerate(
             zip(*_columns(truth), truth.crowd.tolist(), truth.area.tolist(), strict=True), start=1
         )
     ]
     detections = [
-        {"image_id": sample, "category_id": label, "bbox": box, "score": score}
-        for sample, label, box, score in zip(*_columns(found), found.scores.tolist(), strict=True)
+        {"image_id": sample, "category_id": label, **place, "score": score}
+        for sample, label, place, score in zip(*_columns(found), found.scores.tolist(), strict=True)
     ]
-    return evaluate_coco(samples, num_classes, annotations, detections, "bbox")
+    kind = "bbox" if truth.masks[0] is None else "segm"
+    pairs = (zip(each.sample.tolist(), each.masks, strict=True) for each in (truth, found))
+    sizes = {sample: mask["size"] for sample, mask in chain(*pairs) if mask is not None}
+    return evaluate_coco(samples, num_classes, annotations, detections, kind, sizes)
 
 
 def evaluate_coco(
@@ -235,19 +272,27 @@ def evaluate_coco(
     truth: list[dict[str, Any]],
     found: list[dict[str, Any]],
     kind: str,
+    sizes: Mapping[int, Sequence[int]] | None = None,
     **args: Any,
 ) -> Any:
     """faster-coco-eval's evaluator of COCO's annotations and results, with everything accumulated."""
     from faster_coco_eval import COCO, COCOeval_faster
 
     categories = [{"id": number} for number in range(num_classes)]
-    known = COCO({"images": [{"id": each} for each in images], "categories": categories, "annotations": truth})
+    rows = [
+        {"id": each, **dict(zip(("height", "width"), (sizes or {}).get(each, ()), strict=False))} for each in images
+    ]
+    known = COCO({"images": rows, "categories": categories, "annotations": truth})
     evaluator = COCOeval_faster(known, known.loadRes(found), kind, **args)
     evaluator.run()
     return evaluator
 
 
-def _columns(objects: Objects) -> tuple[list[int], list[int], list[list[float]]]:
-    """Samples, labels, and boxes as left, top, width and height."""
+def _columns(objects: Objects) -> tuple[list[int], list[int], list[dict[str, Any]]]:
+    """Samples, labels, and what COCO compares: boxes as left, top, width and height, or masks."""
     boxes = np.concatenate([objects.boxes[:, :2], objects.boxes[:, 2:] - objects.boxes[:, :2]], 1)
-    return objects.sample.tolist(), objects.labels.tolist(), boxes.tolist()
+    places = [
+        {"bbox": box} if mask is None else {"segmentation": mask}
+        for box, mask in zip(boxes.tolist(), objects.masks, strict=True)
+    ]
+    return objects.sample.tolist(), objects.labels.tolist(), places

@@ -17,6 +17,7 @@ from paceline.data.batch import Batch, KeypointNames
 from paceline.losses.heatmap import only_person
 from paceline.metrics.detection import evaluate_coco, truth_field
 from paceline.metrics.metric import MetricValues, State
+from paceline.models.detector import KeypointDetections
 from paceline.models.simple_baseline import Poses
 
 NamePair = Annotated[Sequence[Name], Field(min_length=2, max_length=2)]
@@ -132,13 +133,8 @@ class KeypointAP:
         self.sigmas = known
         self.higher_is_better = dict.fromkeys(OKS_NAMES, True)
 
-    def update(self, predictions: Poses, batch: Batch) -> State:
-        fields = zip(*(truth_field(batch, name) for name in ("crowd", "area", "boxes", "keypoints")), strict=True)
-        rows = []
-        for image, (crowd, area, boxes, keypoints) in zip(image_ids(batch).tolist(), fields, strict=True):
-            images = torch.full((len(area), 1), image, dtype=torch.int64)
-            columns = [images, crowd[:, None], area[:, None], boxes, keypoints.flatten(1)]
-            rows.append(torch.cat([each.cpu().double() for each in columns], 1))
+    def update(self, predictions: Any, batch: Batch) -> State:
+        rows = _truth_rows(batch)
         has_person = torch.tensor([len(each) > 0 for each in rows])
         return {"poses": pose_rows(predictions, batch)[has_person], "truth": torch.cat(rows)}
 
@@ -147,6 +143,41 @@ class KeypointAP:
             return {}
         stats = evaluate_oks(state["truth"].tolist(), state["poses"].tolist(), self.sigmas)
         return {name: value for name, value in zip(OKS_NAMES, stats, strict=True) if value >= 0}
+
+
+class DetectedKeypointAP(KeypointAP):
+    """The same of people who are detected: "keypoint_ap" and so on. The score of a person is that of its box."""
+
+    def __init__(self, joints: KeypointNames | None) -> None:
+        super().__init__(joints)
+        self.higher_is_better = {f"keypoint_{name}": True for name in OKS_NAMES}
+
+    def update(self, predictions: Sequence[KeypointDetections], batch: Batch) -> State:
+        return {"poses": detected_pose_rows(predictions, batch), "truth": torch.cat(_truth_rows(batch))}
+
+    def compute(self, state: State) -> MetricValues:
+        return {f"keypoint_{name}": value for name, value in super().compute(state).items()}
+
+
+def _truth_rows(batch: Batch) -> list[Tensor]:
+    """The people of each image, float64 [K, 7 + 3 J]: image id, crowd, area, box, and x, y and visibility of each."""
+    fields = zip(*(truth_field(batch, name) for name in ("crowd", "area", "boxes", "keypoints")), strict=True)
+    rows = []
+    for image, (crowd, area, boxes, keypoints) in zip(image_ids(batch).tolist(), fields, strict=True):
+        images = torch.full((len(area), 1), image, dtype=torch.int64)
+        columns = [images, crowd[:, None], area[:, None], boxes, keypoints.flatten(1)]
+        rows.append(torch.cat([each.cpu().double() for each in columns], 1))
+    return rows
+
+
+def detected_pose_rows(predictions: Sequence[KeypointDetections], batch: Batch) -> Tensor:
+    """All detections of a batch: sample, image id, score, and x, y and score of each keypoint, float64 [K, 3 + 3 J]."""
+    rows = []
+    for sample, image, each in zip(batch.ids.tolist(), image_ids(batch).tolist(), predictions, strict=True):
+        ids = torch.tensor([[sample, image]]).expand(len(each.scores), 2)
+        places = torch.cat([each.keypoints, each.keypoint_scores[..., None]], 2).flatten(1)
+        rows.append(torch.cat([part.detach().cpu().double() for part in (ids, each.scores[:, None], places)], 1))
+    return torch.cat(rows)
 
 
 def pose_rows(predictions: Poses, batch: Batch) -> Tensor:

@@ -1,8 +1,8 @@
 """The metric contract: `update` gives the state of one batch, `compute` turns the states of all batches into values.
 
-Integer tensors of states are summed; no order changes such a sum. Float tensors are never summed here: they are
-concatenated in sample order and reduced once, by `Metric.compute`. So values depend on the samples alone, not on the
-number of processes.
+Integer tensors of states are summed; no order changes such a sum. Float tensors, and uint8 ones, which hold bytes, are
+never summed here: they are concatenated in sample order and reduced once, by `Metric.compute`. So values depend on the
+samples alone, not on the number of processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.data.batch import Batch
 from paceline.losses.loss_term import Loss
 
 State = dict[str, Tensor]
-"""What a metric keeps of one batch, on the CPU: int64 tensors to sum, float tensors to concatenate along dim 0."""
+"""What a metric keeps of one batch, on the CPU: int64 tensors to sum, float and uint8 ones to join along dim 0."""
 MetricValues = dict[str, Any]
 """Values by name: floats, or tensors such as a confusion matrix."""
 
@@ -158,7 +158,7 @@ class StateAccumulator:
 
     def add(self, state: State) -> None:
         for name, value in state.items():
-            if value.is_floating_point():
+            if value.is_floating_point() or value.dtype == torch.uint8:
                 self._parts.setdefault(name, []).append(value)
             else:
                 self._sums[name] = self._sums[name] + value if name in self._sums else value

@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from paceline.core.arguments import Count, Positive, Share
 from paceline.core.registry import register
 from paceline.core.world import constant, to_float64
-from paceline.models.detector import Detections, LossParts, Target, select_detections
+from paceline.models.detector import (
+    ABSENT,
+    Detections,
+    ImageSizes,
+    LossParts,
+    Target,
+    cells_inside,
+    select_detections,
+)
 from paceline.models.encoder_decoder import FPNLevel, build_encoder
 from paceline.models.zoo import BackboneName, LibraryArgs
 
@@ -95,21 +103,25 @@ class FCOS(nn.Module):
         """How the detections of an image are selected among its candidates."""
         nn.init.constant_(self.class_head[-1].bias, -math.log((1 - _PRIOR) / _PRIOR))  # type: ignore[arg-type]
 
-    def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Detections]:
+    def forward(
+        self, images: Tensor, targets: Sequence[Target] | None = None, image_sizes: ImageSizes | None = None
+    ) -> LossParts | list[Detections]:
         """The losses of images [N, C, H, W] beside their targets; without targets, what is detected in each image."""
         if targets is None:
-            return [self._select(*each) for each in zip(*self.candidates(images), strict=True)]
-        logits, boxes, sizes = self._predict(images)
-        return self._losses(logits, boxes, self._cells(sizes, images.device), targets)
+            return [self._select(*each) for each in zip(*self.candidates(images, image_sizes), strict=True)]
+        logits, boxes, cells = self._predict(images, image_sizes)
+        return self._losses(logits, boxes, cells, targets)
 
-    def candidates(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def candidates(self, images: Tensor, image_sizes: ImageSizes | None = None) -> tuple[Tensor, Tensor]:
         """A box of every cell [N, P, 4], and its scores [N, P, C]."""
-        logits, boxes, sizes = self._predict(images)
-        cells = self._cells(sizes, images.device)
+        logits, boxes, cells = self._predict(images, image_sizes)
         height, width = images.shape[-2:]
         scores = (logits.sigmoid() * boxes[..., 4:].sigmoid()).sqrt()
         corners = _around(cells.centers, boxes[..., :4])
         across, down = corners[..., ::2].clamp(0, width), corners[..., 1::2].clamp(0, height)
+        if image_sizes is not None:
+            heights, widths = constant(image_sizes, images.device, corners.dtype)[:, :, None, None].unbind(1)
+            across, down = torch.minimum(across, widths), torch.minimum(down, heights)
         return torch.stack([across, down], -1).flatten(-2), scores
 
     def count(self, images: Tensor, targets: Sequence[Target]) -> dict[str, Tensor]:
@@ -120,8 +132,8 @@ class FCOS(nn.Module):
         count = (classes >= 0).sum()
         return {"classification": count, "box_regression": to_float64(centerness).sum(), "centerness": count}
 
-    def _predict(self, images: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-        """Class logits [N, P, C], distances and centerness [N, P, 5], and the height and width of each level."""
+    def _predict(self, images: Tensor, image_sizes: ImageSizes | None) -> tuple[Tensor, Tensor, Cells]:
+        """Class logits [N, P, C], distances and centerness [N, P, 5], and the cells; nothing is in the padding."""
         features = self.backbone(images)[self._first_level :]
         logits, boxes, sizes = [], [], []
         above: Tensor | None = None
@@ -132,7 +144,11 @@ class FCOS(nn.Module):
             logits.append(self.class_head(smooth).float().flatten(2).transpose(1, 2))
             boxes.append(torch.cat([distances, raw[:, 4:]], 1).flatten(2).transpose(1, 2))
             sizes.append((smooth.shape[-2], smooth.shape[-1]))
-        return torch.cat(logits[::-1], 1), torch.cat(boxes[::-1], 1), sizes[::-1]
+            if image_sizes is not None:
+                inside = cells_inside(image_sizes, sizes[-1], [self.strides[index]] * 2, images.device)
+                logits[-1] = logits[-1].masked_fill(~inside.flatten(1)[..., None], ABSENT)
+        cells = self._cells(sizes[::-1], images.device)
+        return torch.cat(logits[::-1], 1), torch.cat(boxes[::-1], 1), cells
 
     def _cells(self, sizes: Sequence[tuple[int, int]], device: torch.device) -> Cells:
         centers, strides, reach = [], [], []

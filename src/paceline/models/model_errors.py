@@ -31,14 +31,14 @@ _UNEQUAL = re.compile(r"must match the size of tensor|Sizes of tensors must matc
 _TORCH, _ENGINE = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parent.parent / 'engine'}/"
 
 
-def call_model(model: nn.Module, images: Tensor, *others: Any) -> Any:
+def call_model(model: nn.Module, images: Tensor, *others: Any, **options: Any) -> Any:
     """The model's output for images [N, C, H, W] or clips [N, C, T, H, W], and what else it takes.
 
     A shape that the model cannot take is a RecipeError, a mistake in a user's model a TrainingError. Other errors, such
     as out of memory or a lost process, are raised unchanged for those who handle them.
     """
     try:
-        output = model(images, *others)
+        output = model(images, *others, **options)
     except (*_SHAPE_ERRORS, *_MISTAKES) as error:
         if isinstance(error, torch.OutOfMemoryError | PacelineError) or is_communication_error(error):
             raise

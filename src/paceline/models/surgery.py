@@ -100,7 +100,7 @@ class SurgeryReport:
         return vars(self) | {"reshaped": reshaped, "replaced": replaced}
 
 
-def apply(model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> SurgeryReport:
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], surgery: Surgery) -> SurgeryReport:
     """Load weights after the declared surgery; any other difference is a CheckpointError and changes nothing."""
     if surgery.into is not None:
         return _apply_into(surgery.into, model, weights, surgery)
@@ -145,7 +145,7 @@ def _apply_into(name: str, model: nn.Module, weights: Mapping[str, Tensor], surg
     own, named = part.state_dict(), _rename(weights, surgery)
     unused = [each for each in named if each not in own]
     given = {each: tensor for each, tensor in named.items() if each in own}
-    report = apply(part, given, replace(surgery, into=None, strip=(), rename=(), head="keep"))
+    report = load_weights(part, given, replace(surgery, into=None, strip=(), rename=(), head="keep"))
     if surgery.head_init != "default":
         _initialize(model, find_heads(model), surgery.head_init)
     missing = [each for each in model.state_dict() if not is_inside(each, [name])]

@@ -38,7 +38,9 @@ from paceline.engine.strategies import ddp, fsdp
 _VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedMutationAliasingException, UnsupportedOperatorException)
 # What torch says, in plain RuntimeErrors, of tensors without memory and of operators without a kernel for them.
-_WITHOUT_MEMORY = re.compile(r"tensor subclasses|fake ?tensor|\bmeta\b|Could not run 'aten::", re.IGNORECASE)
+_WITHOUT_MEMORY = re.compile(
+    r"tensor subclasses|fake ?tensor|unallocated storage|\bmeta\b|Could not run 'aten::", re.IGNORECASE
+)
 
 
 @contextmanager
@@ -119,14 +121,9 @@ class _AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if getattr(given, "is_any", False):
                     return False
                 return 1.0 if given.is_floating_point() else given.dtype == torch.bool or 1
-            if func is torch.ops.aten.nonzero.default:
-                return given.new_empty((given.numel(), given.ndim), dtype=torch.int64)
-            if func is torch.ops.aten.bincount.default:
-                weights = args[1] if len(args) > 1 else None
-                least = args[2] if len(args) > 2 else 0
-                return given.new_empty(max(1, least), dtype=torch.int64 if weights is None else weights.dtype)
-            if func is torch.ops.aten.masked_select.default:
-                return given.new_empty(given.numel())
+            answer = _selected(func, args)
+            if answer is not None:
+                return answer
         return func(*args, **(kwargs or {}))
 
 
@@ -139,6 +136,24 @@ _INDEXING = frozenset(
         operator("_index_put_impl_"),
     }
 )
+
+
+def _selected(func: Any, args: Sequence[Any]) -> Any:
+    """What operators give that select elements by their values, if they select all; None of other operators."""
+    given = args[0]
+    if func is torch.ops.aten.nonzero.default:
+        return given.new_empty((given.numel(), given.ndim), dtype=torch.int64)
+    if func is torch.ops.aten.bincount.default:
+        weights = args[1] if len(args) > 1 else None
+        least = args[2] if len(args) > 2 else 0
+        return given.new_empty(max(1, least), dtype=torch.int64 if weights is None else weights.dtype)
+    if func is torch.ops.aten.masked_select.default:
+        return given.new_empty(given.numel())
+    if func is operator("_unique2"):  # all are equal, so what is done for each of them is done once
+        return given.new_empty(1), given.new_empty(given.shape, dtype=torch.int64), given.new_empty(1)
+    if func.name() == "torchvision::nms":
+        return given.new_empty(len(given), dtype=torch.int64)
+    return None
 
 
 def _without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:

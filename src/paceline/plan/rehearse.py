@@ -22,7 +22,8 @@ from paceline.core.process import num_cores
 from paceline.core.text import pluralize
 from paceline.core.torch_private import FakeTensorMode, unset_fake_temporarily
 from paceline.core.world import World
-from paceline.data.batch import Batch, Sample
+from paceline.data.batch import IMAGE_SIZE, Batch, Sample
+from paceline.data.index.folders import ANY_SIZE
 from paceline.data.loader import MicroBatch, StepBatch, automatic_batch_size
 from paceline.data.sampler import evaluation_slices
 from paceline.data.split_loader import SplitLoader
@@ -37,6 +38,7 @@ from paceline.recipe.build_data import make_split_loaders
 from paceline.recipe.validate import CheckedRecipe
 
 _CPU = torch.device("cpu")
+_DRAWS = 8  # of random sizes, and samples that are looked at whether images differ in size
 _FIRST = 2  # samples of the step that makes the optimizer's state; BatchNorm needs two
 
 
@@ -142,7 +144,7 @@ def rehearse(
     world = FakeWorld(0, processes, 0, _CPU, processes) if processes > 1 else World(0, 1, 0, _CPU)
     builder = SurrogateBuilder(checked, world, shape)
     loaders = make_split_loaders(builder)
-    examples = {"train": loaders["train"].fetch(0, np.arange(min(_FIRST, len(loaders["train"].dataset))))}
+    examples = {"train": _largest_batch(loaders["train"])}
     for split in loaders.keys() - {"train"}:
         try:
             examples[split] = loaders[split].fetch(0, np.arange(1))  # one: those of a split may differ in size
@@ -241,6 +243,25 @@ def _faked(loader: SplitLoader, example: Batch, mode: FakeTensorMode) -> SplitLo
     return loader
 
 
+def _largest_batch(loader: SplitLoader) -> Batch:
+    """Samples as large as those of a step may be: where images differ in size, padded to the most extreme ones.
+
+    Those are the tallest and the widest image, by pixels and by shape; of random sizes, the largest of a few draws.
+    """
+    size = len(loader.dataset)
+    first = loader.fetch(0, np.arange(min(_FIRST, size)))
+    find_sizes = getattr(loader.dataset, "image_sizes", None)
+    if loader.padding is None or find_sizes is None:
+        return first
+    some = np.unique(np.linspace(0, size - 1, _DRAWS, dtype=np.int64))
+    if IMAGE_SIZE not in loader.fetch(0, some):
+        return first  # one size for all, as it seems
+    heights, widths = np.where(find_sizes() < ANY_SIZE, find_sizes(), 1).T
+    extremes = np.unique([np.argmax(each) for each in (heights, widths, heights / widths, widths / heights)])
+    drawn = (loader.fetch(epoch, extremes) for epoch in range(_DRAWS))
+    return max(drawn, key=lambda batch: int(batch["image"][0].numel()))
+
+
 def _largest_draw(loader: SplitLoader, example: Batch, mode: FakeTensorMode, step: int, number: int) -> Tensor:
     return largest_draw(loader, number, lambda: _fake_batch(example, 1, mode))
 
@@ -253,7 +274,7 @@ def _fake_batch(example: Batch, size: int, mode: FakeTensorMode) -> Batch:
             return mode.from_tensor(value).new_empty((size, *value.shape[1:]))
         return [mode.from_tensor(value[index % len(value)]) for index in range(size)]
 
-    batch = Batch({name: repeat(value) for name, value in example.items() if name != "id"})
+    batch = Batch({name: repeat(value) for name, value in example.items() if name not in ("id", IMAGE_SIZE)})
     with unset_fake_temporarily():
         batch["id"] = torch.arange(size)
     return batch

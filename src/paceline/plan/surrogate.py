@@ -25,6 +25,7 @@ from paceline.recipe.validate import CheckedRecipe
 _OBJECTS = 8  # of a sample with boxes
 _FRAMES = 300  # of a video
 _LEEDS, _COCO = 14, 17  # keypoints of a person
+_WITH_KEYPOINTS = ("keypoints", "keypoint_detection")  # tasks
 
 
 class Shape(NamedTuple):
@@ -48,11 +49,11 @@ class SurrogateDataset:
     def __init__(self, task: str, shape: Shape, name: str, arguments: Mapping[str, Any]) -> None:
         self.classes = [str(number) for number in range(shape.num_classes)]
         self.ignore_index: int | None = arguments.get("ignore_index")
-        self.joints = _joints(name, arguments.get("names")) if task == "keypoints" else None
+        self.joints = _joints(name, arguments.get("names")) if task in _WITH_KEYPOINTS else None
         self.reads_videos = task == "video"
         self._sample = _SAMPLES.get(task, _labeled)(shape)
         if self.joints is not None:
-            self._sample["keypoints"] = np.ones((1, len(self.joints.names), 3), np.float32)
+            self._sample["keypoints"] = np.ones((len(self._sample["boxes"]), len(self.joints.names), 3), np.float32)
         self._length = shape.num_samples
 
     def __len__(self) -> int:
@@ -91,12 +92,16 @@ class SurrogateBuilder(Builder):
             return Path(written)
 
     def model(self, loader: SplitLoader, classes: list[str]) -> nn.Module:
-        """The model; lazy layers, which cannot be made of fake tensors, get their shapes as real ones."""
-        try:
-            return super().model(loader, classes)
-        except PacelineError as error:
-            if UninitializedParameter.__name__ not in str(error):
-                raise
+        """The model; one that cannot be made of fake tensors is made of real ones first.
+
+        Lazy layers get their shapes so, and constructors of transformers copy tensors by their memory.
+        """
+        if not self.recipe.model.name.startswith("transformers/"):
+            try:
+                return super().model(loader, classes)
+            except PacelineError as error:
+                if UninitializedParameter.__name__ not in str(error):
+                    raise
         with unset_fake_temporarily():
             model = super().model(loader, classes)
         return convert_module(model, torch.empty_like)
@@ -165,12 +170,18 @@ def _objects(shape: Shape, number: int = _OBJECTS) -> Sample:
     return {**_image(shape), **fields}
 
 
+def _instances(shape: Shape) -> Sample:
+    return {**_objects(shape), "masks": np.ones((_OBJECTS, shape.height, shape.width), np.uint8)}
+
+
 _SAMPLES: dict[str, Callable[[Shape], Sample]] = {
     "classification": _labeled,
     "masked_autoencoder": _labeled,
     "segmentation": _mask,
     "saliency": _mask,
     "detection": _objects,
+    "instance_segmentation": _instances,
+    "keypoint_detection": _objects,
     "keypoints": lambda shape: _objects(shape, 1),
     "video": _video,
 }

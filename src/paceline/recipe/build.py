@@ -25,7 +25,6 @@ from paceline.data.rng import model_seed
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.engine.nonfinite import FiniteCheck
 from paceline.engine.precision.mixed import fit_half_weights
-from paceline.engine.replay import explain_and_keep
 from paceline.engine.run import Intervals, Run, RunInfo
 from paceline.engine.state import Choices, RunState
 from paceline.engine.torch_settings import configure_torch
@@ -35,7 +34,7 @@ from paceline.metrics.adapter import as_metric
 from paceline.metrics.metric import declared_values, is_higher_better
 from paceline.models.model_errors import explained_allocation
 from paceline.models.placement import initialize_lazy_layers, place_model
-from paceline.models.surgery import Surgery, SurgeryReport, add_head_batch_norm, apply
+from paceline.models.surgery import Surgery, SurgeryReport, add_head_batch_norm, load_weights
 from paceline.optim.lr_scheduler import LRChangeLog
 from paceline.recipe import build_data, build_training
 from paceline.recipe.build_context import BuildContext, check_data, check_recipe, open_together, read_weights_together
@@ -108,12 +107,11 @@ class Builder(BuildContext):
         if self.trains:
             build_data.check_sampler(self, sampler)
             build_data.check_dali(self, loaders["train"])
+            build_data.check_groups(self, loaders["train"])
         total_steps = round(to_steps(train.epochs, train.steps, sampler.steps_per_epoch, 0))
         progress = Progress(total_steps, sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
         task, precision = self.task(loaders["train"].dataset, classes, model), build_training.choose_precision(self)
-        for loader in loaders.values():
-            loader.checks = [loss.check for loss in self.losses.values() if hasattr(loss, "check")]
         self.checkpointed_blocks = build_training.checkpoint_activations(self, model)
         freezing = build_training.make_freezing(self, model, progress)
         strategy = build_training.shard(self, model)
@@ -122,7 +120,6 @@ class Builder(BuildContext):
         fit_half_weights(optimizer)
         strategy = strategy or build_training.wrap(self, model)
         batches = build_data.make_batches(self, loaders["train"], sampler, progress)
-        batches.passes = strategy.passes
         check_expected(self, task)
         out = out or Path("runs") / self.recipe.name
         layout = train.channels_last
@@ -155,7 +152,6 @@ class Builder(BuildContext):
             clip_gradients=build_training.make_clip(self, model, strategy),
             freezing=freezing,
             lr_changes=LRChangeLog(self.recipe.logging.lr_change_ratio),
-            explain_nonfinite=explain_and_keep,
             visualize=self.recipe.logging.images,
             save_predictions=self.recipe.evaluate.save_predictions,
             info=self.info(),
@@ -270,7 +266,7 @@ class Builder(BuildContext):
         options = declared.model_dump(exclude={"file", "key"})
         options["rename"] = [(pattern, new) for pattern, new in declared.rename]
         try:
-            return apply(model, found.tensors, Surgery(**options))
+            return load_weights(model, found.tensors, Surgery(**options))
         except ValueError as error:
             raise CheckpointError(str(error)) from error
 

@@ -11,8 +11,10 @@ from paceline.core.errors import DataError, RecipeError
 from paceline.core.intervals import Progress
 from paceline.core.signatures import signature_of
 from paceline.core.text import join_first, pluralize
+from paceline.data.aspect_ratio import GroupedPermutation, group_by_aspect_ratio
 from paceline.data.datasets.torch_dataset import as_dataset
 from paceline.data.loader import TrainBatches
+from paceline.data.padding import padding_for
 from paceline.data.sampler import BatchSampler, Permutation, automatic_micro_batch_size, check_processes
 from paceline.data.skip_list import UNREADABLE, SkipList, automatic_limit
 from paceline.data.split_loader import Dataset, SplitLoader
@@ -103,8 +105,28 @@ def make_batches(context: BuildContext, loader: SplitLoader, sampler: BatchSampl
         message = "memory needs a data set in memory and batch transforms only; use auto"
         raise RecipeError(f"{context.checked.locate('data.loader')}: {message}")
     workers = None if data.num_workers == "auto" else data.num_workers
-    order = Permutation(sampler.size, context.recipe.train.seed)
-    return TrainBatches(loader, sampler, order, context.world, progress, workers, kind=data.loader)
+    order = _make_order(context, loader, sampler)
+    return TrainBatches(loader, sampler, context.world, progress, workers, kind=data.loader, order=order)
+
+
+def check_groups(context: BuildContext, loader: SplitLoader) -> None:
+    """Raise RecipeError if images are to be grouped by aspect ratio, and cannot or need not be."""
+    if context.recipe.data.aspect_ratio_group_factor is None:
+        return
+    found = f"task {context.recipe.task.name} takes images of one size" if loader.padding is None else ""
+    if not found and not hasattr(loader.dataset, "image_sizes"):
+        found = f"data set {context.recipe.data.train.dataset} does not know the sizes of its images"
+    if found:
+        raise RecipeError(f"{context.checked.locate('data.aspect_ratio_group_factor')}: {found}; take the key out")
+
+
+def _make_order(context: BuildContext, loader: SplitLoader, sampler: BatchSampler) -> Permutation | GroupedPermutation:
+    factor, seed = context.recipe.data.aspect_ratio_group_factor, context.recipe.train.seed
+    find_sizes = getattr(loader.dataset, "image_sizes", None)
+    if factor is None or find_sizes is None:  # of data that stands for what is not there, to predict or to plan
+        return Permutation(sampler.size, seed)
+    with context.error_context("data.aspect_ratio_group_factor"):
+        return GroupedPermutation(group_by_aspect_ratio(find_sizes(), factor), sampler.batch, seed)
 
 
 def check_dali(context: BuildContext, loader: SplitLoader) -> None:
@@ -194,7 +216,9 @@ def add_transforms(
             require_clips(dataset, transforms)
         if split != "train" and measures_original_size(context.recipe):
             transforms.insert(0, KeepOriginal())
-        return SplitLoader(dataset, transforms, context.recipe.train.seed, skips)
+        loader = SplitLoader(dataset, transforms, context.recipe.train.seed, skips)
+        loader.padding = padding_for(resolve("task", context.recipe.task.name), None, dataset)
+        return loader
 
 
 def measures_original_size(recipe: Recipe) -> bool:

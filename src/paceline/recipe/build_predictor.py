@@ -161,8 +161,8 @@ class Predictor:
         """What is predicted for each image, a file or an array uint8 [H, W, C]; None for a file that cannot be read.
 
         Classification gives "predicted" and "probabilities"; segmentation and saliency "mask"; detection "boxes",
-        "scores", "labels" and "names"; keypoints "keypoints", "scores" and "names"; a task of your own "output", or the
-        names of the dict that its `predict` gives.
+        "scores", "labels" and "names"; instance segmentation "masks" [K, H, W] too; keypoints "keypoints", "scores" and
+        "names"; a task of your own "output", or the names of the dict that its `predict` gives.
         """
         is_image = isinstance(images, np.ndarray) and (images.ndim == 2 or (images.ndim == 3 and images.shape[-1] <= 4))
         given: list[Any] = [images] if isinstance(images, str | Path) or is_image else list(images)
@@ -224,7 +224,9 @@ class Predictor:
 
     def loader(self, dataset: Dataset, skips: SkipList | None = None) -> SplitLoader:
         """The inputs as evaluation sees its samples."""
-        return add_transforms(self.builder, *_split(self.builder), dataset, skips)
+        loader = add_transforms(self.builder, *_split(self.builder), dataset, skips)
+        loader.padding = self.run.train_loader.padding
+        return loader
 
     def _predict(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,7 +17,7 @@ from paceline.engine.strategies.single import SingleStrategy
 from paceline.models.freezing import Freezing
 from paceline.models.surgery import find_heads, head_parameters
 from paceline.optim.averaging import Averaging
-from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue, norm_alone
+from paceline.optim.clipping import AdaptiveClip, Clip, ClipGradNorm, ClipGradValue
 from paceline.optim.group_presets import PRESETS, Preset, Rule, Settings, combine
 from paceline.optim.layer_decay import find_layers
 from paceline.optim.lr_scheduler import Schedule, Scheduler, Transition
@@ -64,11 +63,9 @@ def _strategy(context: BuildContext, model: nn.Module) -> SingleStrategy:
     if name in ("single", "dp") and world.size > 1:
         message = f"{name} needs one process, got {world.size}; use ddp, or --procs 1"
         raise RecipeError(f"{context.checked.locate('train.strategy')}: {message}")
-    devices = list(range(torch.cuda.device_count())) if world.device.type == "cuda" else []
-    supplied = {"model": model, "world": world, "devices": devices}
     is_exact = context.recipe.train.reproducible != "off"
     with context.error_context("train.strategy"):
-        made: SingleStrategy = context.make("strategy", name, part, **supplied, is_exact=is_exact)
+        made: SingleStrategy = context.make("strategy", name, part, model=model, world=world, is_exact=is_exact)
     return made
 
 
@@ -133,15 +130,21 @@ def make_groups(context: BuildContext, model: nn.Module) -> list[Group]:
         raise RecipeError(lines) from error
 
 
+def optimizer_arguments(part: OptimizerPart, model: nn.Module) -> dict[str, Any]:
+    """The optimizer's own arguments; muon is meant for hidden layers, so AdamW takes the head too."""
+    arguments = dict(part.model_extra or {})
+    if part.name == "muon":
+        arguments["adamw"] = [*arguments["adamw"], *find_heads(model)]
+    return arguments
+
+
 def build_optimizer(context: BuildContext, model: nn.Module, freezing: Freezing, progress: Progress) -> Optimizer:
     """The optimizer over everything that is ever trained; frozen parameters get no state."""
     part, lr = context.recipe.optimizer, effective_lr(context)
     freezing.apply(progress.total_steps)
     with context.error_context("optimizer"):
         groups = [group.as_optimizer_group(lr) for group in make_groups(context, model)]
-        arguments = dict(part.model_extra or {})
-        if part.name == "muon":  # meant for hidden layers
-            arguments["adamw"] = [*arguments["adamw"], *find_heads(model)]
+        arguments = optimizer_arguments(part, model)
         optimizer = make_optimizer(resolve("optimizer", part.name), groups, lr, part.weight_decay, arguments)
     freezing.apply(0)
     if part.trust_ratio is not None:
@@ -149,8 +152,8 @@ def build_optimizer(context: BuildContext, model: nn.Module, freezing: Freezing,
     return optimizer
 
 
-def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy) -> Clip:
-    """The gradient clipping."""
+def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy) -> Clip | None:
+    """The gradient clipping; None for none."""
     train = context.recipe.train
     if train.clip_grad_norm is not None:
         return ClipGradNorm(train.clip_grad_norm, strategy.norm_across)
@@ -158,7 +161,7 @@ def make_clip(context: BuildContext, model: nn.Module, strategy: SingleStrategy)
         return ClipGradValue(train.clip_grad_value, strategy.norm_across)
     if train.adaptive_clip is not None:
         return AdaptiveClip(train.adaptive_clip, skip=head_parameters(model))
-    return norm_alone(context.world.device, strategy.norm_across)
+    return None
 
 
 def make_averaging(context: BuildContext, progress: Progress) -> Averaging:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.registry import register
-from paceline.recipe.problems import NO_INSTANCES
 from paceline.recipe.schema import Recipe
 
 Check = tuple[list[str], str]
@@ -54,8 +53,6 @@ def _either_or(recipe: Recipe) -> Iterator[Check]:
 
 def _model(recipe: Recipe) -> Iterator[Check]:
     model = recipe.model
-    if model.name.startswith("torchvision/maskrcnn") and recipe.task.name not in register.kind("task").own_names():
-        yield ["model.name"], NO_INSTANCES
     if model.unfreeze and not model.freeze:
         yield ["model.unfreeze", "model.freeze"], "given, but model.freeze is empty"
     for index, stage in enumerate(model.unfreeze):

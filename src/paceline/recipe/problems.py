@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -239,21 +238,12 @@ def unknown_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -
 _CLOSE = 0.8  # a library has so many names that any word resembles some of them
 
 
-NO_INSTANCES = (
-    "instance segmentation is not there yet; there are the tasks detection (fcos, torchvision/detection/NAME) and"
-    " segmentation (unet, fpn, torchvision/segmentation/NAME)"
-)
-_OF_INSTANCES = re.compile(r"mask[-_]?r[-_]?cnn|instance[-_]?seg|yolact", re.IGNORECASE)
-
-
 def unknown_name(kind: str, name: str, known: Sequence[str], own: str = "") -> str:
     """The message for an unregistered name; `own` is what to say about parts of the user's.
 
     It comes first unless the name resembles another; those without a library, ours and the user's, are tried first.
     """
     message, ours = f"unknown {kind} {show(name)}", [each for each in known if "/" not in each]
-    if kind in ("model", "task") and _OF_INSTANCES.search(name):
-        return f"{message}; {NO_INSTANCES}{own}"
     if _FORMER.get(name.casefold()) in known:
         return f"{message}; did you mean {show(_FORMER[name.casefold()])}?{own}"
     if meant := near(name, known, _CLOSE) or near(name, ours):

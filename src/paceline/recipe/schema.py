@@ -72,7 +72,7 @@ class Weights(Section):
     """Pretrained weights, and how they may differ from the model; everything else must match."""
 
     file: str
-    """A .safetensors or .pth file, a run directory, or published weights: timm/NAME, torchvision/NAME."""
+    """A file (.safetensors, .pth), a run or transformers' folder, or timm/NAME, torchvision/NAME, transformers/ID."""
     key: str | None = None
     """The key of a .pth file that holds the tensors, such as net_state; null: state_dict, model or model_state_dict."""
     into: str | None = None
@@ -114,7 +114,7 @@ class ModelPart(Part):
     """The model and its initial weights."""
 
     name: str
-    """The model: one of ours, timm/NAME or torchvision/NAME."""
+    """The model: one of ours, timm/NAME, torchvision/NAME or transformers/NAME."""
     num_classes: Count | None = None
     """Number of classes; null: from the data. If given, the data must match."""
     weights: str | Weights | None = None
@@ -174,6 +174,8 @@ class Data(Section):
     """How many samples per split may be skipped; auto: 1 %, from 1 to 100."""
     drop_last: bool = False
     """Drop the last, smaller step of an epoch."""
+    aspect_ratio_group_factor: Annotated[int, Field(ge=0, le=16)] | None = None
+    """Fill each step with images of similar width / height, in 2k + 2 groups; 0: upright ones and others."""
 
     def splits(self) -> dict[str, DatasetPart]:
         """The data sets by split: train, val, test; of several test sets each as test.NAME."""

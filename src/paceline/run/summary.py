@@ -79,7 +79,7 @@ def derivation(run: Run) -> list[str]:
         f"batch    a step of {pluralize(samples, 'sample')} = {number} of {micro}, on {processes}",
         *ends,
         f"steps    {progress.steps_per_epoch} per epoch, {progress.total_steps} in total",
-        f"lr       {run.info.lr}",
+        f"lr       {run.info.lr or format(run.scheduler.lr.lr, 'g')}",
     ]
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import RecipeError
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, crop_padding
 from paceline.metrics.metric import LossMetrics, Metric, MetricOf
 from paceline.tasks.task import Task
 
@@ -51,6 +51,15 @@ class TTA:
     scales: Sequence[float] = (1.0,)
     window: Sequence[int] | None = None
     stride: Sequence[int] | None = None
+
+    def predict(self, forward: Forward, batch: Batch) -> Tensor:
+        """Logits [N, C, H, W] at the size of a batch's images; views are made of each image without its padding."""
+        images: Tensor = batch["image"]
+        if batch.image_sizes is None or self == TTA():
+            return self(forward, images)
+        each = [self(forward, batch.image(index)[None]) for index in range(len(images))]
+        height, width = images.shape[-2:]
+        return torch.cat([F.pad(own, (0, width - own.shape[-1], 0, height - own.shape[-2])) for own in each])
 
     def __call__(self, forward: Forward, images: Tensor) -> Tensor:
         """Logits [N, C, H, W] at the size of the images."""
@@ -110,8 +119,10 @@ def main_output(outputs: Any) -> Tensor:
 
 def truths(batch: Batch) -> list[Tensor]:
     """The mask of each sample, [H, W], at its original size where the batch has that."""
-    found: list[Tensor] = batch["truth"] if "truth" in batch else list(batch["mask"])
-    return found
+    if "truth" in batch:
+        found: list[Tensor] = batch["truth"]
+        return found
+    return [crop_padding(mask, batch, index) for index, mask in enumerate(batch["mask"])]
 
 
 def warp_to_truth(planes: Tensor, batch: Batch) -> Iterator[Tensor]:
@@ -119,7 +130,7 @@ def warp_to_truth(planes: Tensor, batch: Batch) -> Iterator[Tensor]:
     thetas = _sampling_matrices(batch)
     for index, truth in enumerate(truths(batch)):
         height, width = truth.shape
-        own = planes[index : index + 1]
+        own = crop_padding(planes[index : index + 1], batch, index)
         if thetas is None or torch.allclose(thetas[index], torch.eye(2, 3, dtype=torch.float64), atol=1e-5):
             yield resize(own, (height, width))[0]
         else:
@@ -132,12 +143,12 @@ def _sampling_matrices(batch: Batch) -> Tensor | None:
     """`affine_grid`'s theta [N, 2, 3] from each truth to its image; None if masks are the truth."""
     if "truth" not in batch:
         return None
-    rows, columns = batch["image"].shape[-2:]
+    sizes = batch.image_sizes or [batch["image"].shape[-2:]]
     inverse = batch["matrix"].cpu().double()  # [N, 2, 3], from the image to the truth, in pixels
     linear = torch.linalg.inv(inverse[:, :, :2])
     shift = -(linear @ inverse[:, :, 2:])  # [N, 2, 1]
     truth_sizes = torch.tensor([[*reversed(truth.shape)] for truth in batch["truth"]], dtype=torch.float64)
-    image_size = torch.tensor([[columns], [rows]], dtype=torch.float64)
+    image_size = torch.tensor([[[width], [height]] for height, width in sizes], dtype=torch.float64)
     linear = linear * truth_sizes[:, None, :] / image_size
     shift = linear.sum(2, keepdim=True) + 2 * shift / image_size - 1
     return torch.cat([linear, shift], 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.world import to_float64
 from paceline.data.batch import Batch
+from paceline.data.padding import flip_planes
 from paceline.losses.loss_term import Loss, LossTerm
 from paceline.metrics.metric import Metric
 from paceline.metrics.saliency import Saliency as SaliencyMetric
@@ -39,6 +41,7 @@ class Saliency(Task):
 
     palette = None
     """Saved maps are gray."""
+    pads_images = True
     original_size = True
     main_metric = "max_f"
     error_name = "mean absolute error"
@@ -73,13 +76,16 @@ class Saliency(Task):
     def training_terms(self, outputs: Tensor, batch: Batch) -> dict[str, LossTerm]:
         """The mean absolute error at the size of the masks."""
         errors = (outputs.detach().float().sigmoid().squeeze(1) - batch["mask"].float() / 255).abs()
-        return {"mae": LossTerm(errors.sum(), float(errors.numel()))}
+        if (sizes := batch.image_sizes) is None:
+            return {"mae": LossTerm(errors.sum(), float(errors.numel()))}
+        return {"mae": LossTerm((errors * batch.is_inside()).sum(), float(sum(map(math.prod, sizes))))}
 
     def predict(self, model: nn.Module, batch: Batch) -> PixelPrediction:
         """The logits, and a map from 0 to 1 at the size of each truth, in the 256 levels of a PNG file."""
         logits = self.forward(model, batch).float()
         if self._flip:
-            flipped = self.forward(model, Batch(batch, image=batch["image"].flip(-1))).float().flip(-1)
+            images = flip_planes(batch["image"], batch.image_sizes)
+            flipped = flip_planes(self.forward(model, Batch(batch, image=images)).float(), batch.image_sizes)
             logits = average_logits(torch.stack([logits, flipped], 1), multi_label=True)
         # With these levels, metrics are equal to those measured on the saved files. In float32 a stretched level may
         # fall below its threshold, so maps are float64.
@@ -90,7 +96,7 @@ class Saliency(Task):
     def draw(self, batch: Batch, predictions: PixelPrediction | None, index: int) -> list[Panel]:
         """Draw the image, its mask and, if there is one, the prediction with its error."""
         mask = truths(batch)[index]
-        image = fit(to_image(batch["image"][index]), _IMAGE_SIDE, mask.shape)  # the aspect ratio may differ
+        image = fit(to_image(batch.image(index)), _IMAGE_SIDE, mask.shape)  # the aspect ratio may differ
         panels = [Panel(image, "image"), Panel(_draw_map(mask), "truth")]
         if predictions is not None:
             found = predictions.maps[index]

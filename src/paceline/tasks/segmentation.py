@@ -49,6 +49,7 @@ class Segmentation(Task):
     """
 
     main_metric = "miou"
+    pads_images = True
     error_name = "share of wrong pixels"
     training_metrics = ("pixel_accuracy",)
     activation = "softmax"
@@ -101,12 +102,14 @@ class Segmentation(Task):
         """The share of labeled pixels whose class is right."""
         masks = batch["mask"]
         is_labeled = masks != (-1 if self._ignore_index is None else self._ignore_index)
+        if (is_inside := batch.is_inside()) is not None:
+            is_labeled &= is_inside
         correct = (outputs.argmax(1) == masks) & is_labeled
         return {"pixel_accuracy": LossTerm(correct.sum().float(), is_labeled.sum().float())}
 
     def predict(self, model: nn.Module, batch: Batch) -> PixelPrediction:
         """The logits, and the class ids [H, W] at the size of each truth; `num_classes` where logits are NaN."""
-        logits = self._tta(lambda images: self._check(main_output(call_model(model, images))), batch["image"])
+        logits = self._tta.predict(lambda images: self._check(main_output(call_model(model, images))), batch)
         maps = [_best(planes) for planes in warp_to_truth(logits.detach(), batch)]
         return PixelPrediction(resize(logits, batch["mask"].shape[-2:]), maps)
 
@@ -116,7 +119,7 @@ class Segmentation(Task):
         if predictions is not None:
             maps["prediction"] = predictions.maps[index]
         # The aspect ratio of the image may differ from that of the mask.
-        image = fit(to_image(batch["image"][index]), _IMAGE_SIDE, maps["truth"].shape)
+        image = fit(to_image(batch.image(index)), _IMAGE_SIDE, maps["truth"].shape)
         panels = [Panel(image, "image")]
         return panels + [self._panel(image, label_map, name) for name, label_map in maps.items()]
 

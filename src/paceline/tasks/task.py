@@ -87,6 +87,8 @@ class Task:
     """How many samples of a split are drawn; 0 for none."""
     error_name: str = "error"
     """What `sample_errors` measures, as reports call it."""
+    pads_images: bool = False
+    """Whether images of different sizes may be padded into one batch; otherwise they are refused."""
     original_size: bool = False
     """What `evaluate.original_size: auto` stands for."""
     output_name: str = "output"
@@ -119,6 +121,10 @@ class Task:
         """The denominator of each loss, or None where it depends on predictions."""
         return {name: loss.count(batch) for name, loss in self.loss_functions.items()}
 
+    def divisors(self, counts: Mapping[str, float]) -> Mapping[str, float]:
+        """What losses are divided by, given the counts of the global batch that the host knows: these themselves."""
+        return counts
+
     def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, LossTerm]:
         """Each loss of a micro-batch as a numerator and a denominator."""
         outputs = self._forward(model, batch)
@@ -149,7 +155,7 @@ class Task:
         The process that predicted the sample draws it and sends it to rank 0, so resize panels to the size at which
         they are shown, with `visualize.image.fit`.
         """
-        return [Panel(fit(to_image(batch["image"][index]), _IMAGE_SIDE))]
+        return [Panel(fit(to_image(batch.image(index)), _IMAGE_SIDE))]
 
     def draw_prediction(self, image: Image, batch: Batch, predictions: Any, index: int) -> Panel:
         """Draw what is predicted for sample `index` over its image as it was read, uint8 [H, W, 3]."""

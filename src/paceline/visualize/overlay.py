@@ -35,6 +35,20 @@ def draw_mask(image: Image, mask: NDArray[Any], color: Color) -> Image:
     return blended
 
 
+def draw_instances(image: Image, masks: NDArray[Any], colors: Sequence[Color]) -> Image:
+    """Blend the color of each mask [K, H, W] over an image, the first ones on top, and outline them."""
+    count = len(colors)
+    ids = np.full(image.shape[:2], count)
+    for number in reversed(range(count)):
+        ids[_resize(masks[number], image) > 0] = number
+    around = np.pad(ids, 1, mode="edge")
+    neighbors = (around[:-2, 1:-1], around[2:, 1:-1], around[1:-1, :-2], around[1:-1, 2:])
+    is_edge = (ids < count) & np.any([each != ids for each in neighbors], 0)
+    blended = draw_label_map(image, ids, colors)
+    blended[is_edge] = np.array([*colors, (0, 0, 0)], np.uint8)[ids[is_edge]]
+    return blended
+
+
 def draw_boxes(
     image: Image, boxes: NDArray[Any], colors: Sequence[Color], widths: Sequence[int] = (), labels: Sequence[str] = ()
 ) -> Image:

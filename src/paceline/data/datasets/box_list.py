@@ -22,9 +22,9 @@ from paceline.data.datasets.detection import (
     Problems,
     class_index,
     finite_or_nan,
-    read_sizes,
     write_boxes,
 )
+from paceline.data.index.folders import read_sizes
 from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.index.list_file import encode_name, sniff_delimiter, table_lines
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.core.arguments import CountOrZero, KeyOf, Requires
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.arguments import Count, CountOrZero, KeyOf, Requires
 from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.data.argument_types import ClassNames, Name, SplitShares
@@ -18,7 +21,12 @@ from paceline.data.io.mask import decode_runs
 
 @register.dataset(
     "coco",
-    checks=[KeyOf("split", "split_shares"), Requires("split", "split_shares"), Requires("per_object", "keypoints")],
+    checks=[
+        KeyOf("split", "split_shares"),
+        Requires("split", "split_shares"),
+        Requires("per_object", "keypoints"),
+        Requires("min_keypoints", "keypoints"),
+    ],
 )
 class Coco(DetectionDataset):
     """The images of a COCO JSON file, in the order of their ids, with boxes and, if wanted, masks and keypoints.
@@ -27,7 +35,8 @@ class Coco(DetectionDataset):
     class k has the id `category_ids[k]`. Boxes keep their coordinates, as x1 y1 x2 y2. A keypoint is the number of a
     pixel in these files, so it lies half a pixel further, in that pixel's middle. Masks are those of pycocotools.
     With `per_object`, each object with labeled keypoints is a sample of its own, as pose networks take them; crowds are
-    left out. With `keep_empty: false`, images without any object are left out; with `split_shares` the split is drawn.
+    left out. With `keep_empty: false`, images without any object are left out; with `min_keypoints`, images of fewer
+    labeled keypoints. With `split_shares` the split is drawn.
     """
 
     def __init__(
@@ -42,6 +51,7 @@ class Coco(DetectionDataset):
         masks: bool = False,
         keypoints: bool = False,
         per_object: bool = False,
+        min_keypoints: Count | None = None,
         keep_empty: bool = True,
         bad_boxes: BadBoxes = "clip",
         follow_links: bool = False,
@@ -66,6 +76,8 @@ class Coco(DetectionDataset):
         self.category_ids: list[int] = index.facts["category_ids"]
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"]) if keypoints else None
         self._masks = index.rows("mask") if masks else None
+        if min_keypoints:
+            self._part = self._images_with(min_keypoints)
         if per_object:
             self._divide_by_object()
 
@@ -84,3 +96,16 @@ class Coco(DetectionDataset):
         if self.joints is not None:
             sample["keypoints"] = self._index["keypoints"][which].copy()
         return {**sample, "image_id": number}
+
+    def image_sizes(self) -> NDArray[np.int64]:
+        """The height and width of each image, [N, 2], as the file says."""
+        sizes: NDArray[np.int64] = self._index["sizes"][np.asarray(self._part)]
+        return sizes
+
+    def _images_with(self, min_keypoints: int) -> NDArray[np.int64]:
+        """The images whose objects have so many labeled keypoints together."""
+        labeled = (self._index["keypoints"][..., 2] > 0).sum(1)
+        before, starts = np.concatenate([[0], labeled.cumsum()]), self._index["starts"].astype(np.int64)
+        rows = np.asarray(self._part)
+        chosen: NDArray[np.int64] = rows[before[starts[rows + 1]] - before[starts[rows]] >= min_keypoints]
+        return chosen

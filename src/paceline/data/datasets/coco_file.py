@@ -16,11 +16,11 @@ from paceline.core.errors import DataError
 from paceline.core.regular_file import open_regular
 from paceline.data.batch import KeypointNames
 from paceline.data.datasets.detection import BadBoxes, Problems, check_boxes, write_objects
+from paceline.data.datasets.instances import pack_outlines
 from paceline.data.datasets.keypoints import find_flip_pairs
 from paceline.data.index.index import IndexBuilder
 from paceline.data.index.list_file import encode_name
 from paceline.data.io.json_file import JsonLists, json_errors, parse_piece
-from paceline.data.io.mask import encode_runs
 
 _MAX_SIZE = 1 << 31  # pixels
 
@@ -92,6 +92,8 @@ class Annotations(NamedTuple):
     """If wanted; as long as they are written."""
     masks: Sequence[bytes] = ()
     """If wanted, packed run lengths."""
+    mask_flaws: Sequence[str] = ()
+    """What is wrong with each mask, "" for nothing."""
 
 
 class CocoFile:
@@ -189,6 +191,7 @@ class CocoFile:
             )
 
     def _columns(self, found: Sequence[Any]) -> Annotations:
+        masks, flaws = self._pack_masks(found) if self._with_masks else ((), ())
         return Annotations(
             np.array([each.id for each in found], np.int64),
             np.array([each.image_id for each in found], np.int64),
@@ -197,16 +200,14 @@ class CocoFile:
             np.array([each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in found], np.float64),
             np.array([each.iscrowd for each in found], np.bool_),
             [np.array(each.keypoints or (), np.float64) for each in found] if self._with_keypoints else (),
-            [self._encode_mask(each) for each in found] if self._with_masks else (),
+            masks,
+            flaws,
         )
 
-    def _encode_mask(self, each: _OutlinedAnnotation) -> bytes:
-        image = self.images.get(each.image_id)
-        try:
-            return encode_runs(each.segmentation, image.height, image.width) if image else b""
-        except ValueError as error:
-            self._problems.add(f"annotation {error}", f"{each.id} ({each.segmentation!r:.60})")
-            return b""
+    def _pack_masks(self, found: Sequence[_OutlinedAnnotation]) -> tuple[list[bytes], list[str]]:
+        nowhere = _Image(0, "?", 1, 1)  # that an image is missing is told by itself
+        images = [self.images.get(each.image_id, nowhere) for each in found]
+        return pack_outlines([each.segmentation for each in found], [(each.height, each.width) for each in images])
 
     def _check_unique(self, kind: str, ids: NDArray[np.int64]) -> None:
         numbers, counts = np.unique(ids, return_counts=True)
@@ -249,7 +250,8 @@ class CocoFile:
             values = " ".join(f"{value:g}" for value in found.bbox[row])
             return f"{self.path}: annotation {found.id[row]} ({name}, {files[images[box]].file_name}), bbox {values}"
 
-        checked = check_boxes(corners, sizes[images], bad_boxes, place)
+        flaws = [found.mask_flaws[row] for row in rows] if self._with_masks else ()
+        checked = check_boxes(corners, sizes[images], bad_boxes, place, flaws)
         left_out = [f"{self.path}: {others:,} annotations of other classes are left out"] if others else []
         builder.facts["notes"] += [*self.notes, *checked.notes, *left_out]
         rows, images = rows[checked.kept], images[checked.kept]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -24,17 +23,16 @@ from paceline.data.io.image import Encoded
 from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 
 BadBoxes = Literal["stop", "drop", "clip"]
-"""What to do about boxes that do not lie in their image.
+"""What to do about boxes that do not lie in their image, and about masks that cannot be read or cover nothing.
 
 `stop` refuses the data set, `drop` leaves all of them out; `clip` cuts those that are partly outside to the image, and
-leaves out what is empty, inverted or wholly outside.
+leaves out what is empty, inverted or wholly outside, or has a bad mask.
 """
 
-_FLAWS = ("", "partly outside its image", "outside its image", "empty", "inverted")
-_PARTLY_OUTSIDE = 1
+PARTLY_OUTSIDE = "partly outside its image"
+_FLAWS = ("", PARTLY_OUTSIDE, "outside its image", "empty", "inverted", "with a bad mask")
+_PARTLY_OUTSIDE, _BAD_MASK = 1, 5
 _ROUNDING = 0.01  # pixels over the border that are cut off without a word: numbers are written with few digits
-ANY_SIZE = 1 << 30
-"""The height and width of an image of unknown size."""
 _MAX_NAMES = 5
 _MAX_KINDS = 12
 
@@ -110,6 +108,10 @@ class BoxObject(NamedTuple):
     box: Sequence[float]
     place: str
     is_crowd: bool = False
+    mask: bytes = b""
+    """What an index keeps of its mask."""
+    mask_flaw: str = ""
+    """What is wrong with that, if anything is."""
     keypoints: Sequence[float] = ()
     """x, y and visibility of each."""
 
@@ -146,13 +148,15 @@ def write_boxes(
     """Write objects, in the order of their images, whose heights and widths are `sizes` [N, 2]; bad boxes are noted."""
     images = np.array([each.image for each in objects], np.int64)
     boxes = np.array([each.box for each in objects], np.float64).reshape(-1, 4)
-    checked = check_boxes(boxes, sizes[images], policy, lambda number: objects[number].place)
+    mask_flaws = [each.mask_flaw for each in objects]
+    checked = check_boxes(boxes, sizes[images], policy, lambda number: objects[number].place, mask_flaws)
     for note in checked.notes:
         builder.note(note)
     kept = checked.kept
     labels = np.array([each.label for each in objects], np.int64)[kept]
     is_crowd = np.array([each.is_crowd for each in objects], np.bool_)[kept]
     write_objects(builder, len(sizes), images[kept], checked.boxes, labels, is_crowd)
+    builder.append_texts("mask", [objects[number].mask for number in np.flatnonzero(kept).tolist()])
     if num_keypoints:
         values = [objects[row].keypoints or [0.0] * 3 * num_keypoints for row in np.flatnonzero(kept).tolist()]
         builder.append("keypoints", np.array(values, np.float32).reshape(-1, num_keypoints, 3))
@@ -167,11 +171,15 @@ class CheckedBoxes(NamedTuple):
 
 
 def check_boxes(
-    boxes: NDArray[np.float64], sizes: NDArray[np.int64], policy: BadBoxes, place: Callable[[int], str]
+    boxes: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    policy: BadBoxes,
+    place: Callable[[int], str],
+    mask_flaws: Sequence[str] = (),
 ) -> CheckedBoxes:
     """Boxes [K, 4] that lie in their images, whose heights and widths are `sizes` [K, 2].
 
-    `place` says where box k is written.
+    `place` says where box k is written; `mask_flaws` what is wrong with each mask, "" for nothing.
     """
     with np.errstate(over="ignore"):  # far outside is outside
         exact, extents = boxes.astype(np.float32), boxes[:, 2:] - boxes[:, :2]
@@ -181,16 +189,23 @@ def check_boxes(
     flaws[(clipped[:, 2:] <= clipped[:, :2]).any(1)] = 2
     flaws[(extents == 0).any(1) | (exact[:, 2:] == exact[:, :2]).any(1)] = 3
     flaws[(extents < 0).any(1)] = 4
+    for box, flaw in enumerate(mask_flaws):
+        if flaw and flaws[box] <= _PARTLY_OUTSIDE:
+            flaws[box] = _PARTLY_OUTSIDE if flaw == PARTLY_OUTSIDE else _BAD_MASK
     found = np.flatnonzero(flaws)
     kept = flaws <= _PARTLY_OUTSIDE if policy == "clip" else flaws == 0
     if not len(found):
         return CheckedBoxes(clipped, kept, [])
     counts = _counts(flaws)
+
+    def described(box: int) -> str:
+        return f"{place(box)}: {mask_flaws[box] if flaws[box] == _BAD_MASK else _FLAWS[flaws[box]]}"
+
     if policy == "stop":
-        lines = (f"{place(box)}: {_FLAWS[flaws[box]]}" for box in found.tolist())
+        lines = (described(box) for box in found.tolist())
         advice = "repair them, or set `bad_boxes: clip` or `bad_boxes: drop`"
         raise DataError("; ".join([counts, *at_most(lines, len(found), 10), advice]))
-    lines = (f"{place(k)}: {_FLAWS[flaws[k]]}, {'clipped' if kept[k] else 'left out'}" for k in found.tolist())
+    lines = (f"{described(box)}, {'clipped' if kept[box] else 'left out'}" for box in found.tolist())
     return CheckedBoxes(clipped[kept], kept, [counts, *at_most(lines, len(found))])
 
 
@@ -204,17 +219,6 @@ def at_most(lines: Iterable[str], total: int, most: int = 100) -> list[str]:
     """The first of `total` lines, and how many more there are."""
     first = list(islice(lines, most))
     return [*first, f"and {total - most:,} more"] if total > most else first
-
-
-def read_sizes(paths: Sequence[Path], builder: IndexBuilder) -> NDArray[np.int64]:
-    """The height and width of each image, [N, 2]; huge where it cannot be read, which is reported when it is needed."""
-    sizes = np.full((len(paths), 2), ANY_SIZE, np.int64)
-    for row, path in enumerate(paths):
-        with suppress(DataError, OSError):
-            builder.watch(path)
-            image = Encoded.read(path)
-            sizes[row] = image.height, image.width
-    return sizes
 
 
 class Problems:

@@ -106,7 +106,7 @@ class ImageMask(FileDataset):
             raise DataError(f"{root}: no such folder; expected one with the folders {images} and {masks}")
 
         def build(builder: IndexBuilder) -> None:
-            pairs = _Pairs(builder, root, images, masks, extensions, inside)
+            pairs = ImageMaskPairs(builder, root, images, masks, extensions, inside)
             found = pairs.find_all() if self._list is None else pairs.read_list(self._list)
             builder.append_texts("image", [image for image, _ in found])
             builder.append_texts("mask", [mask for _, mask in found])
@@ -227,7 +227,7 @@ class _Pattern:
         return found and found[1] + found[2]
 
 
-class _Pairs:
+class ImageMaskPairs:
     """Finds the mask of each image and writes both into an index."""
 
     def __init__(

@@ -75,6 +75,15 @@ class TorchDataset:
             return getattr(self.dataset, name)
         raise AttributeError(name)
 
+    def image_sizes(self) -> NDArray[np.int64]:
+        """The height and width of each image, [N, 2], by the method that torchvision's references look for."""
+        find = getattr(self.dataset, "get_height_and_width", None)
+        if find is None:
+            expected = "add a method get_height_and_width(index), which tells the size of an image without decoding it"
+            raise DataError(f"data set {self.name} does not know the sizes of its images: {expected}")
+        with user_code(f"data set {self.name}: get_height_and_width", DataError):
+            return np.array([find(index) for index in range(len(self))], np.int64).reshape(-1, 2)
+
     @cached_property
     def channels(self) -> int:
         """The number of channels of the first image."""

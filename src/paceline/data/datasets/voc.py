@@ -23,10 +23,10 @@ from paceline.data.datasets.detection import (
     finite_or_nan,
     list_names,
     read_names,
-    read_sizes,
     write_boxes,
 )
 from paceline.data.fingerprint import DataDigest
+from paceline.data.index.folders import read_sizes
 from paceline.data.index.index import IndexBuilder, open_index
 from paceline.data.io.image import EXTENSIONS, read_bytes
 

@@ -20,6 +20,7 @@ from paceline.core.text import join_first
 from paceline.data.argument_types import Name
 from paceline.data.batch import KeypointNames, Sample
 from paceline.data.datasets.detection import BadBoxes, BoxObject, DetectionDataset, Problems, write_boxes
+from paceline.data.datasets.instances import fill_outlines, with_masks
 from paceline.data.datasets.keypoints import find_flip_pairs, known_keypoints
 from paceline.data.fingerprint import DataDigest
 from paceline.data.index.folders import files_below
@@ -29,6 +30,7 @@ from paceline.data.io.image import EXTENSIONS
 _UNIT = 1000  # boxes are checked in an image of this size, and kept as shares of it
 _EXPECTED = "expected a class and the shares x, y, width, height of a box, or x, y of three points or more"
 _ROUNDING = 0.01  # by which a point of an outline may lie outside its image
+_NO_OUTLINE = "a box, where `masks: true` needs an outline"
 _MOST = 0.9
 _EXPECTED_SHAPE = "expected [keypoints, 2 or 3], such as [17, 3], or [0, 0] for outlines"
 _MAX_CLASSES = 100_000
@@ -47,11 +49,11 @@ class Yolo(DetectionDataset):
     several. The label file of images/…/a.jpg is labels/…/a.txt, or else lies beside the image. With `labels`, a folder
     in the root, it lies there, in as many of the image's folders as there are. An image without one has no objects. A
     line is a class and the center, width and height of a box as shares of the image, or the points of an outline, whose
-    box is taken. `kpt_shape`, here or in the YAML file, says how many keypoints follow a box and how many numbers each
-    has, where [0, 0] says that longer lines are outlines. Keypoints are passed over without `keypoints`; with
-    `per_object`, each object that has some is a sample of its own, as pose networks take them. `flip_idx` and
-    `kpt_names` of the YAML file are theirs. Files outside `root`, the folder of the YAML file unless given, are refused
-    unless `follow_links`.
+    box is taken; with `masks`, its inside is the mask, and a line that is a box is bad (`bad_boxes`). `kpt_shape`, here
+    or in the YAML file, says how many keypoints follow a box and how many numbers each has, where [0, 0] says that
+    longer lines are outlines. Keypoints are passed over without `keypoints`; with `per_object`, each object that has
+    some is a sample of its own, as pose networks take them. `flip_idx` and `kpt_names` of the YAML file are theirs.
+    Files outside `root`, the folder of the YAML file unless given, are refused unless `follow_links`.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Yolo(DetectionDataset):
         follow_links: bool = False,
         labels: Name | None = None,
         kpt_shape: KeypointShape | None = None,
+        masks: bool = False,
         keypoints: bool = False,
         per_object: bool = False,
     ) -> None:
@@ -81,7 +84,7 @@ class Yolo(DetectionDataset):
             shape = content.get("kpt_shape") if kpt_shape is None else list(kpt_shape)
             if shape is not None and not _is_keypoint_shape(shape):
                 raise DataError(f"{self.file}: `kpt_shape` is {shape!r:.60}; {_EXPECTED_SHAPE}")
-            objects = _Lines(self.file, names, shape).read(base, files)
+            objects = _Lines(self.file, names, shape, masks).read(base, files)
             builder.facts["classes"] = names
             builder.append_texts("file", [os.fsencode(os.path.relpath(image, base)) for image in images])
             joints = _keypoint_names(self.file, content, shape) if keypoints else None
@@ -92,9 +95,10 @@ class Yolo(DetectionDataset):
         if not self.file.is_file():
             raise DataError(f"{self.file}: {why_no_file(self.file)}; expected the YAML file of a YOLO data set")
         arguments = {"file": self.file.name, "split": split, "bad_boxes": bad_boxes, "links": follow_links}
-        arguments |= {"labels": labels, "kpt_shape": kpt_shape and list(kpt_shape), "keypoints": keypoints}
-        index = open_index(base, "yolo", arguments, build)
+        arguments |= {"labels": labels, "kpt_shape": kpt_shape and list(kpt_shape), "masks": masks}
+        index = open_index(base, "yolo", arguments | {"keypoints": keypoints}, build)
         super().__init__(index, base, inside, self.file)
+        self._outlines = index.rows("mask") if masks else None
         self.joints = KeypointNames.from_json(index.facts["keypoint_names"]) if keypoints else None
         if per_object:
             self._divide_by_object()
@@ -110,11 +114,18 @@ class Yolo(DetectionDataset):
         sample = super().open(index)
         height, width = sample["size"].tolist()
         if self.joints is not None:
-            shares = self._index["keypoints"][self._span(index)]
-            sample["keypoints"] = shares * np.array([width, height, 1], np.float32)
+            points = self._index["keypoints"][self._span(index)]
+            sample["keypoints"] = points * np.array([width, height, 1], np.float32)
         boxes = sample["boxes"] / np.float32(_UNIT) * np.array([width, height, width, height], np.float32)
         sides = boxes[:, 2:] - boxes[:, :2]
-        return {**sample, "boxes": boxes, "area": sides[:, 0] * sides[:, 1]}
+        sample |= {"boxes": boxes, "area": sides[:, 0] * sides[:, 1]}
+        if self._outlines is None:
+            return sample
+        which = self._span(index)
+        shares = [
+            np.frombuffer(self._outlines[place].tobytes(), np.float64) for place in range(which.start, which.stop)
+        ]
+        return with_masks(sample, fill_outlines(shares, height, width))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -254,8 +265,9 @@ class _Lines:
     outline are refused; and all of them if they are equally long and hardly any does not begin with a sound box.
     """
 
-    def __init__(self, path: Path, names: list[str], shape: Sequence[int] | None) -> None:
+    def __init__(self, path: Path, names: list[str], shape: Sequence[int] | None, with_masks: bool = False) -> None:
         self._problems, self._names, self._shape = Problems(path), names, shape
+        self._with_masks = with_masks
         self._lengths, self._num_outlines = set[int](), 0
         self._maybe_poses: list[str] = []
 
@@ -267,17 +279,19 @@ class _Lines:
             for number, line in enumerate(text.splitlines(), 1):
                 place = f"{os.path.relpath(file or base, base)} line {number}"
                 if line.strip() and (found := self._parse(line, place)) is not None:
-                    label, box, keypoints = found
-                    corners, where = [_UNIT * each for each in box], f"{place} ({self._names[label]})"
-                    objects.append(BoxObject(row, label, corners, where, keypoints=keypoints))
+                    label, box, outline, keypoints = found
+                    corners, named = [_UNIT * each for each in box], f"{place} ({self._names[label]})"
+                    flaw = _NO_OUTLINE if self._with_masks and not outline else ""
+                    packed = np.array(outline, np.float64).tobytes() if self._with_masks else b""
+                    objects.append(BoxObject(row, label, corners, named, False, packed, flaw, keypoints))
         if len(self._lengths) == 1 and len(self._maybe_poses) >= _MOST * self._num_outlines:
             for place in self._maybe_poses:
                 self._problems.add(f"lines that may be outlines or boxes with keypoints ({_SAY_WHICH})", place)
         self._problems.refuse(_EXPECTED)
         return objects
 
-    def _parse(self, line: str, place: str) -> tuple[int, list[float], list[float]] | None:
-        """The class, the corners of the box and the keypoints in a line, as shares; None if it has a problem."""
+    def _parse(self, line: str, place: str) -> tuple[int, list[float], list[float], list[float]] | None:
+        """The class, the box's corners, the outline and the keypoints, as shares; None if it has a problem."""
         try:
             label, *numbers = map(float, line.split())
         except ValueError:
@@ -295,9 +309,11 @@ class _Lines:
             self._problems.add(problem, place)
             return None
         if len(numbers) > 5 and not any(self._shape or ()):
-            return int(label), [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])], []
+            box = [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])]
+            return int(label), box, numbers, []
         x, y, width, height = numbers[:4]
-        return int(label), [x - width / 2, y - height / 2, x + width / 2, y + height / 2], self._keypoints(numbers[4:])
+        box = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+        return int(label), box, [], self._keypoints(numbers[4:])
 
     def _keypoints(self, numbers: list[float]) -> list[float]:
         """x, y and visibility of each keypoint; zeros where it is not labeled."""

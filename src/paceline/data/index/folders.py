@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.core.text import join_first, pluralize
 from paceline.data.batch import Sample
-from paceline.data.index.index import Part
-from paceline.data.io.image import Encoded
+from paceline.data.index.index import IndexBuilder, Part, open_index
+from paceline.data.io.image import Encoded, read_size
 from paceline.data.mapped_arrays import MappedArrays
 from paceline.data.skip_list import locate_error
 
@@ -23,6 +28,7 @@ _USUAL = {
 }  # beside images and videos, and never meant as one
 _SPLITS = {"train", "val", "valid", "validation", "test"}
 _MAX_SUFFIXES = 8  # extensions in a note
+ANY_SIZE = 1 << 30
 _MAX_ENTRIES = 100_000  # names of a folder that a hint is looked for among
 
 
@@ -155,6 +161,15 @@ class FileDataset:
         """The file of sample `index`."""
         return self._files.path(self._part[index])
 
+    def image_sizes(self) -> NDArray[np.int64]:
+        """The height and width of each image as it is read, [N, 2]; the headers of files are read once and indexed."""
+        names = sha256(b"\0".join(self._files.names(self._part))).hexdigest()
+
+        def build(builder: IndexBuilder) -> None:
+            builder.append("sizes", read_sizes(map(self.path, range(len(self))), builder))
+
+        return open_index(self._files.folder, "sizes", {"files": names}, build)["sizes"]
+
     def open(self, index: int) -> Sample:
         """Sample `index` with its image not decoded yet."""
         raise NotImplementedError
@@ -168,6 +183,17 @@ class FileDataset:
             return {**sample, "image": sample["image"].decode()}
         except DataError as error:
             raise locate_error(self, index, error) from error
+
+
+def read_sizes(paths: Iterable[Path], builder: IndexBuilder) -> NDArray[np.int64]:
+    """The height and width of each image, [N, 2]; huge where it cannot be read, which is reported when it is needed."""
+    sizes = []
+    for path in paths:
+        sizes.append((ANY_SIZE, ANY_SIZE))
+        with suppress(DataError, OSError):
+            builder.watch(path)
+            sizes[-1] = read_size(path)
+    return np.array(sizes, np.int64).reshape(-1, 2)
 
 
 def hint_on_missing(root: Path, name: str) -> str:

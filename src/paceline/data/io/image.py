@@ -7,7 +7,7 @@ import os
 import struct
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,6 +30,7 @@ MAX_PIXELS = 178_956_970
 MAX_BYTES = 1 << 29
 """Bytes of the largest file that is read."""
 _MAX_SCANNED = 2_000_000_000  # pixels: a JPEG file may pass over its pixels many times: ten or so are usual
+_HEADER_BYTES = 1 << 16  # of a file, in which most JPEG files say their size
 _SCAN_BYTES = 10  # of the shortest scan of a JPEG file
 _BAND = 1 << 22  # pixels that are converted at a time
 DAMAGE = (OSError, ValueError, SyntaxError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error)
@@ -248,6 +249,17 @@ class Encoded:
         if self.orientation == 1:
             return pixels
         return np.array(Image.fromarray(pixels).transpose(_TURNS[self.orientation]))
+
+
+def read_size(path: Path) -> tuple[int, int]:
+    """Height and width of the image in a file, upright; of a JPEG file its beginning is read, if that tells."""
+    with open_named(path) as file:
+        data = file.read(_HEADER_BYTES)
+    if data.startswith(JPEG):
+        with suppress(DataError, *DAMAGE):
+            return _jpeg_header(data)[:2]
+    image = Encoded.read(path)
+    return image.height, image.width
 
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")

@@ -39,7 +39,9 @@ class BatchTransform(Protocol):
 
     One whose attribute `per_step` is True is given one row of draws for all that a step computes, whatever process
     computes it; any other a row for each sample. One whose attribute `keeps_counts` is True changes no label, and not
-    how many pixels of a mask are of which class; after any other, what losses are divided by is counted again.
+    how many pixels of a mask are of which class; after any other, what losses are divided by is counted again. One
+    whose attribute `keeps_padding` is True moves no pixels, so that it may work on images of different sizes, which are
+    padded; with any other, such batches are refused.
 
     One that has a method `on_sample(sample, draws)` can also change single samples, in the same way for the same draws.
     """

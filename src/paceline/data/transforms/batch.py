@@ -23,7 +23,7 @@ from paceline.core.errors import DataError
 from paceline.core.registry import register
 from paceline.core.world import constant
 from paceline.data.argument_types import PositiveRange, ShareRange, Size
-from paceline.data.batch import RAGGED
+from paceline.data.batch import IMAGE_SIZE, RAGGED
 from paceline.data.transforms.functional import channel_axis, height_and_width
 
 
@@ -43,16 +43,20 @@ class RandomErasing:
     draws: ClassVar[int] = 5
     is_batch: ClassVar[bool] = True
     keeps_counts: ClassVar[bool] = True
+    keeps_padding: ClassVar[bool] = True
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
         images = batch["image"]
         height, width = images.shape[-2:]
+        own_height, own_width = height, width
+        if IMAGE_SIZE in batch:
+            own_height, own_width = batch[IMAGE_SIZE].to(images.device, non_blocking=True).unbind(1)
         drawn, area, ratio, top, left = draws.unbind(1)
         flat, tall = (math.log(bound) for bound in self.ratio)
-        side = (area * (self.scale[1] - self.scale[0]) + self.scale[0]).mul_(height * width).sqrt_()
+        side = (area * (self.scale[1] - self.scale[0]) + self.scale[0]).mul_(own_height * own_width).sqrt_()
         stretch = (ratio * ((tall - flat) / 2) + flat / 2).exp_()
-        rows = _stretch(height, side * stretch, top) & (drawn < self.p).unsqueeze(1)
-        hidden = _rectangles(images, rows, _stretch(width, side / stretch, left))
+        rows = _stretch(height, side * stretch, top, own_height) & (drawn < self.p).unsqueeze(1)
+        hidden = _rectangles(images, rows, _stretch(width, side / stretch, left, own_width))
         erased = images * (1 - hidden)
         return {**batch, "image": erased + hidden * self._paint(images) if self.value else erased}
 
@@ -60,10 +64,14 @@ class RandomErasing:
         return self.value if images.is_floating_point() else min(255, max(0, round(self.value)))
 
 
-def _stretch(length: int, extents: Tensor, places: Tensor) -> Tensor:
-    """Which of `length` positions stretches of such extents cover, at places in [0, 1): [N, length]."""
-    extents = extents.round().clamp_(1, length)
-    return _covered(length, (places * (length - extents + 1)).floor_(), extents)
+def _stretch(length: int, extents: Tensor, places: Tensor, own: int | Tensor) -> Tensor:
+    """Which of `length` positions stretches of such extents cover, at places in [0, 1): [N, length].
+
+    They lie within the first `own` positions, of each image or of all.
+    """
+    extents = extents.round().clamp_(min=1)
+    extents = torch.minimum(extents, own) if isinstance(own, Tensor) else extents.clamp_(max=own)
+    return _covered(length, (places * (own - extents + 1)).floor_(), extents)
 
 
 def _covered(length: int, starts: Tensor, extents: Tensor) -> Tensor:
@@ -91,6 +99,7 @@ class Normalize:
     draws: ClassVar[int] = 0
     is_batch: ClassVar[bool] = True
     keeps_counts: ClassVar[bool] = True
+    keeps_padding: ClassVar[bool] = True
 
     def __call__(self, batch: dict[str, Any], draws: Tensor) -> dict[str, Any]:
         images = batch["image"]

@@ -90,6 +90,24 @@ class RandomResize:
         return Resize(self.min_size + int(float(draws[0]) * (self.max_size - self.min_size + 1)))(sample, draws)
 
 
+@register.transform("random_shortest_size")
+@dataclass(frozen=True)
+class RandomShortestSize:
+    """Resize the shorter side to one of `min_size`, each as likely; `max_size` bounds the longer side.
+
+    The image keeps its shape.
+    """
+
+    min_size: Side | Annotated[Sequence[Side], Field(min_length=1)]
+    max_size: Side | None = None
+    draws: ClassVar[int] = 1
+    reads_encoded: ClassVar[bool] = True
+
+    def __call__(self, sample: Sample, draws: Draws) -> Sample:
+        sizes = [self.min_size] if isinstance(self.min_size, int) else self.min_size
+        return Resize(sizes[int(float(draws[0]) * len(sizes))], self.max_size)(sample, draws)
+
+
 Padding = CountOrZero | Annotated[Sequence[CountOrZero], Field(min_length=4, max_length=4)]
 
 

@@ -118,7 +118,7 @@ class DDPStrategy(SingleStrategy):
 
 
 @register.strategy("auto")
-def auto(model: nn.Module, world: World, is_exact: bool) -> SingleStrategy:
+def auto(model: nn.Module, world: World, is_exact: bool = True) -> SingleStrategy:
     """`ddp` with several processes, else `single`."""
     return ddp(model, world, is_exact)
 
@@ -127,7 +127,7 @@ def auto(model: nn.Module, world: World, is_exact: bool) -> SingleStrategy:
 def ddp(
     model: nn.Module,
     world: World,
-    is_exact: bool,
+    is_exact: bool = True,
     static_graph: Annotated[
         bool,
         Field(description="Promises that every pass uses the same parameters in the same way, which saves some work."),

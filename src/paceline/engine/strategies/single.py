@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
 from paceline.checkpoint.shards import TensorShard
 from paceline.core.errors import TrainingError
 from paceline.core.registry import register
+from paceline.core.world import World
 from paceline.data.loader import MicroBatch, Passes, StepBatch
 from paceline.engine.stateful import KeptState, Parts
 
@@ -109,9 +111,10 @@ def single(model: nn.Module) -> SingleStrategy:
 
 
 @register.strategy("dp")
-def data_parallel(model: nn.Module, devices: list[int]) -> DataParallelStrategy:
+def data_parallel(model: nn.Module, world: World) -> DataParallelStrategy:
     """One process, several devices."""
-    return DataParallelStrategy(model, devices)
+    is_cuda = world.device.type == "cuda"
+    return DataParallelStrategy(model, list(range(torch.cuda.device_count())) if is_cuda else [])
 
 
 def broadcast_all(tensors: Iterable[Tensor]) -> None:
