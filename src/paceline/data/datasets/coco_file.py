@@ -205,7 +205,7 @@ class CocoFile:
         )
 
     def _pack_masks(self, found: Sequence[_OutlinedAnnotation]) -> tuple[list[bytes], list[str]]:
-        nowhere = _Image(0, "?", 1, 1)  # that an image is missing is told by itself
+        nowhere = _Image(0, "?", 1, 1)  # a missing image is reported by its id
         images = [self.images.get(each.image_id, nowhere) for each in found]
         return pack_outlines([each.segmentation for each in found], [(each.height, each.width) for each in images])
 
