@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from pycocotools import mask
 from support import forkserver
 from support.sample_recipes import KINDS, NUM_VAL, NUMBER, predictions, settings_kept, write_sample
 
@@ -97,6 +98,21 @@ def test_detections_are_those_of_the_evaluation(runs: Path, tmp_path: Path) -> N
 
     assert rows(found) == rows(saved)
     assert len(found) > NUM_VAL
+
+
+def test_instances_are_those_of_the_evaluation(runs: Path, tmp_path: Path) -> None:
+    assert predict(runs, "instance_segmentation", tmp_path) == 0
+    run = runs / "runs" / "instance_segmentation"
+    saved = predictions(run)
+    expected = json.loads(saved.pop("val.json"))
+    found = json.loads((tmp_path / "predictions.json").read_text())
+    keys = ("category_id", "bbox", "score", "segmentation")
+    assert [[each[key] for key in keys] for each in found] == [[each[key] for key in keys] for each in expected]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "masks").iterdir()} == saved
+    (first,) = paceline.load(run).predict(val_files(runs, "instance_segmentation")[:1])
+    assert first is not None
+    runs_of_first = [each["segmentation"] for each in found if each["image_id"] == found[0]["image_id"]]
+    assert np.array_equal(first["masks"].transpose(1, 2, 0), mask.decode(runs_of_first))
 
 
 def test_keypoints_are_those_of_the_evaluation(runs: Path, tmp_path: Path) -> None:
