@@ -95,7 +95,7 @@ def test_the_largest_micro_batch_of_a_model_that_goes_through_its_images_one_by_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its steps have other moments for every size, so its memory grows by the peaks of two of them."""
-    small = ["data.batch_size=2", "model.width=16", "data.train.transforms.1.size=[64,64]"]
+    small = ["data.batch_size=2", "model.width=16", "data.train.transforms.0.size=[64,64]"]
     small += ["evaluate.batch_size=1"]
     grid, settings = Grid("bccd", small), {"procs": "1"}
     with rehearse(grid.check(settings), 1, grid.shape) as rehearsal:
