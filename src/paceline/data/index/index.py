@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from paceline.core.atomic_write import replace_file
 from paceline.core.cache_folder import cache_folder
 from paceline.core.errors import DamagedFileError, DataError
+from paceline.core.file_lock import lock_file
 from paceline.core.regular_file import open_regular
 from paceline.core.text import join_first
 from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
@@ -72,14 +73,28 @@ def open_index(
 ) -> MappedArrays:
     """The index of the data in `folder` that `build` makes for these arguments, or a cached one that is still valid.
 
-    `arguments` are what JSON can hold. Processes that build at the same time write the same bytes.
+    `arguments` are what JSON can hold. One process builds it, and the others wait.
     """
     cache = cache_folder()
     path = cache / f"index-{kind}-{_digest([_VERSION, kind, dict(arguments)])}-{_digest([os.path.realpath(folder)])}"
     try:
-        return _find(path, folder) or _build(path, folder, build)
+        return _find(path, folder) or _build_once(path, folder, build)
     except OSError as error:
         raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror})") from error
+
+
+def _build_once(path: Path, folder: Path, build: Callable[[IndexBuilder], None]) -> MappedArrays:
+    """The index that this process builds, or that another one has built meanwhile."""
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        descriptor = lock_file(lock)
+    except OSError:  # no locks there, or nothing can be written: several may build it, and write the same bytes
+        return _build(path, folder, build)
+    try:
+        return _find(path, folder) or _build(path, folder, build)
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def _digest(content: Any) -> str:
