@@ -184,6 +184,8 @@ RUNS_SHORT = {"size": [HEIGHT, WIDTH], "counts": [5, 5]}
         (RUNS_SHORT | {"counts": [1200]}, "has a mask that covers no pixel of its image"),
         ({"size": [3, 4], "counts": [12]}, "has run lengths of another size than its image"),
         (RUNS_SHORT | {"counts": [-5, 1205]}, "has run lengths that are neither a text nor whole"),
+        (RUNS_SHORT | {"counts": [0, 10**30]}, "has run lengths that do not cover its image"),
+        (RUNS_SHORT | {"counts": [0, 1201]}, "has run lengths that do not cover its image"),
         (RUNS_SHORT | {"counts": packed([9])}, "has run lengths that do not cover its image"),
         (RUNS_SHORT | {"counts": "\u00e9\u007f"}, "has run lengths that do not cover its image"),
         (RUNS_SHORT | {"counts": "o" * 20}, "has run lengths that do not cover its image"),

@@ -27,6 +27,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _SPREAD = {2: 85, 4: 17}  # what Pillow multiplies gray of few bits with
 _BITS, _SHADES, _WHITE_IS_ZERO = 258, 262, 0  # tags of a TIFF file, and a value of the second
 _EXPECTED = "one id a pixel, as 8-bit gray or a palette"
+_NOT_COVERED = "has run lengths that do not cover its image exactly"
 _IN_ALPHA = "its transparency (alpha channel) differs from pixel to pixel, and the mask seems to be in it"
 
 
@@ -243,11 +244,13 @@ def encode_runs(outline: Any, height: int, width: int) -> bytes:
     if isinstance(counts, str):
         packed = counts.encode("ascii", "replace")
     elif isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts):
+        if sum(counts) != height * width:  # numbers of any length are more than the encoder takes
+            raise ValueError(_NOT_COVERED)
         packed = mask.frPyObjects({"size": [height, width], "counts": counts}, height, width)["counts"]
     else:
         raise ValueError("has run lengths that are neither a text nor whole numbers")
     if _covered(packed) != height * width:  # the decoder would leave the rest as it finds it in memory
-        raise ValueError("has run lengths that do not cover its image exactly")
+        raise ValueError(_NOT_COVERED)
     return packed
 
 
