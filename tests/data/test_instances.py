@@ -141,3 +141,10 @@ def test_bad_ids_and_masks_are_named_and_left_out(tmp_path: Path) -> None:
         (tmp_path / "images" / f"{name}.jpg").unlink()
     with pytest.raises(DataError, match="id 9001: has the class 9"):
         ImageInstances(tmp_path, ["ant", "bee"], bad_boxes="stop")
+
+
+def test_ids_in_colors_are_refused_with_advice_that_the_data_set_takes(tmp_path: Path) -> None:
+    write_ids(tmp_path, np.full((HEIGHT, WIDTH, 3), [200, 10, 10], np.uint8))
+    with pytest.raises(DataError, match=r"masks/a.png: pixel \(0, 0\) has the color .*one id a pixel") as caught:
+        ImageInstances(tmp_path, ["ant"])
+    assert "`colors`" not in str(caught.value)

@@ -54,6 +54,8 @@ def decode_ids(path: Path, mapped: PaintedClasses | LabelMap | None = None) -> P
         ids = _from_deep(path, np.array(image), 255 if mapped is None else MAX_ID)
     elif image.mode not in ("1", "L", "P"):
         advice = f"give the color of each class as `colors`, or save the mask with {_EXPECTED}"
+        if isinstance(mapped, InstanceIds):
+            advice = "save the mask with one id a pixel, as gray of 8 or 16 bits or a palette"
         ids, alpha = _gray_and_alpha(path, image, f", not an id of a class; {advice}")
         if alpha.min() < alpha.max() and (ids[alpha < 255].any() or not ids.any()):
             raise DataError(f"{path}: {_IN_ALPHA}; save it with {_EXPECTED}, without transparency")
@@ -78,9 +80,8 @@ def _from_deep(path: Path, values: NDArray[Any], most: int) -> NDArray[Any]:
     largest, least = int(values.max()), int(values.min())
     if least < 0 or largest > most:
         found = f"holds the id {largest if largest > most else least}, expected 0 to {most}"
-        raise DataError(
-            f"{path}: {found}; map ids to classes with `label_map`, such as `label_map: {{car: 1-{MAX_ID}}}`"
-        )
+        advice = f"map ids to classes with `label_map`, such as `label_map: {{car: 1-{MAX_ID}}}`"
+        raise DataError(f"{path}: {found}{'' if most == MAX_ID else f'; {advice}'}")
     return values.astype(np.uint16)
 
 
