@@ -148,3 +148,8 @@ def test_ids_in_colors_are_refused_with_advice_that_the_data_set_takes(tmp_path:
     with pytest.raises(DataError, match=r"masks/a.png: pixel \(0, 0\) has the color .*one id a pixel") as caught:
         ImageInstances(tmp_path, ["ant"])
     assert "`colors`" not in str(caught.value)
+
+
+def test_a_number_of_two_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"`classes` gives person and car the number 24; give each its own"):
+        ImageInstances(tmp_path, {"person": 24, "bus": 25, "car": 24})

@@ -117,6 +117,9 @@ class ImageInstances(DetectionDataset):
         inside = None if follow_links else root
         if not root.is_dir():
             raise DataError(f"{root}: no such folder; expected one with the folders {images} and {masks}")
+        for number in {each for each in numbers if numbers.count(each) > 1}:
+            same = [name for name, each in zip(ids.names, numbers, strict=True) if each == number]
+            raise DataError(f"{root}: `classes` gives {' and '.join(same)} the number {number}; give each its own")
         if ids.divisor is None and class_masks is None and len(ids.names) > 1:
             raise DataError(f"{root}: `divisor: null` is for one class, and `classes` has {len(ids.names)}")
 
