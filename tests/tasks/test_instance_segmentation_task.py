@@ -46,7 +46,7 @@ class Known(nn.Module):
 
 
 class Files:
-    classes: Sequence[str] = ()
+    classes = ["ant"]
     channels = 3
 
     def __len__(self) -> int:
