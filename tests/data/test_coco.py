@@ -13,7 +13,9 @@ from pycocotools.coco import COCO
 
 from paceline.core.errors import DataError
 from paceline.data.datasets.coco import Coco
+from paceline.data.fingerprint import fingerprint
 from paceline.data.io.mask import decode_runs, encode_runs
+from paceline.data.pack import PackedSamples, write_pack
 
 HEIGHT, WIDTH = 30, 40
 TRIANGLE = [[2.13, 3.7, 20.31, 3.7, 11.59, 25.02]]
@@ -397,3 +399,10 @@ def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
     whole["images"].pop()
     write(tmp_path, whole)
     assert len(Coco(tmp_path, "instances.json")) == 2
+
+
+def test_a_pack_keeps_category_ids(tmp_path: Path) -> None:
+    dataset = Coco(write(tmp_path, content()).parent, "instances.json")
+    write_pack(dataset, tmp_path / "coco.pack", None)
+    kept = PackedSamples(tmp_path / "coco.pack")
+    assert fingerprint(kept).category_ids == dataset.category_ids != [1, 2]
