@@ -116,8 +116,9 @@ def check_objects(context: BuildContext, dataset: Dataset) -> None:
     if not learns or not isinstance(dataset, DetectionDataset) or dataset.count_objects():
         return
     found = f"none of its {pluralize(len(dataset), 'image')} has an object to learn from"
-    known = f" ({'; '.join(dataset.notes[:_MAX_NOTES])})" if dataset.notes else ""
-    raise DataError(f"{context.checked.locate('data.train')}: {dataset.annotations}: {found}{known}; repair the labels")
+    known = f" ({'; '.join(dataset.notes[:2])})" if dataset.notes else ""
+    where = f"{context.checked.locate('data.train')}: {dataset.annotations}"
+    raise DataError(f"{where}: {found}{known}; repair the labels, or how data.train reads them")
 
 
 def check_groups(context: BuildContext, loader: SplitLoader) -> None:
