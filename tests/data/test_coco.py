@@ -13,7 +13,9 @@ from pycocotools.coco import COCO
 
 from paceline.core.errors import DataError
 from paceline.data.datasets.coco import Coco
+from paceline.data.fingerprint import fingerprint
 from paceline.data.io.mask import decode_runs, encode_runs
+from paceline.data.pack import PackedSamples, write_pack
 
 HEIGHT, WIDTH = 30, 40
 TRIANGLE = [[2.13, 3.7, 20.31, 3.7, 11.59, 25.02]]
@@ -184,6 +186,8 @@ RUNS_SHORT = {"size": [HEIGHT, WIDTH], "counts": [5, 5]}
         (RUNS_SHORT | {"counts": [1200]}, "has a mask that covers no pixel of its image"),
         ({"size": [3, 4], "counts": [12]}, "has run lengths of another size than its image"),
         (RUNS_SHORT | {"counts": [-5, 1205]}, "has run lengths that are neither a text nor whole"),
+        (RUNS_SHORT | {"counts": [0, 10**30]}, "has run lengths that do not cover its image"),
+        (RUNS_SHORT | {"counts": [0, 1201]}, "has run lengths that do not cover its image"),
         (RUNS_SHORT | {"counts": packed([9])}, "has run lengths that do not cover its image"),
         (RUNS_SHORT | {"counts": "\u00e9\u007f"}, "has run lengths that do not cover its image"),
         (RUNS_SHORT | {"counts": "o" * 20}, "has run lengths that do not cover its image"),
@@ -395,3 +399,10 @@ def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
     whole["images"].pop()
     write(tmp_path, whole)
     assert len(Coco(tmp_path, "instances.json")) == 2
+
+
+def test_a_pack_keeps_category_ids(tmp_path: Path) -> None:
+    dataset = Coco(write(tmp_path, content()).parent, "instances.json")
+    write_pack(dataset, tmp_path / "coco.pack", None)
+    kept = PackedSamples(tmp_path / "coco.pack")
+    assert fingerprint(kept).category_ids == dataset.category_ids != [1, 2]

@@ -141,3 +141,32 @@ def test_bad_ids_and_masks_are_named_and_left_out(tmp_path: Path) -> None:
         (tmp_path / "images" / f"{name}.jpg").unlink()
     with pytest.raises(DataError, match="id 9001: has the class 9"):
         ImageInstances(tmp_path, ["ant", "bee"], bad_boxes="stop")
+
+
+def test_ids_in_colors_are_refused_with_advice_that_the_data_set_takes(tmp_path: Path) -> None:
+    write_ids(tmp_path, np.full((HEIGHT, WIDTH, 3), [200, 10, 10], np.uint8))
+    with pytest.raises(DataError, match=r"masks/a.png: pixel \(0, 0\) has the color .*one id a pixel") as caught:
+        ImageInstances(tmp_path, ["ant"])
+    assert "`colors`" not in str(caught.value)
+
+
+def test_a_number_of_two_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"`classes` gives person and car the number 24; give each its own"):
+        ImageInstances(tmp_path, {"person": 24, "bus": 25, "car": 24})
+
+
+@pytest.mark.parametrize(
+    ("classes", "advice"), [(["ant"], "set `divisor: null`"), (["ant", "bee"], "set the `divisor` of these masks, or")]
+)
+def test_masks_without_the_id_of_an_instance_are_bad(tmp_path: Path, classes: list[str], advice: str) -> None:
+    found = np.zeros((HEIGHT, WIDTH), np.uint8)
+    found[2:8, 3:9], found[10:20, 3:9], found[20:28, 3:9], found[0] = 1, 2, 3, 255
+    write_ids(tmp_path, found)
+    dataset = ImageInstances(tmp_path, classes, ignore_index=255)
+    assert len(dataset.read(0)["masks"]) == 0
+    counts, *lines = dataset.notes
+    assert counts == "3 of 3 boxes are bad: 3 with a bad mask"
+    assert [line.split(": ")[1] for line in lines] == ["id 1", "id 2", "id 3"]
+    assert all(line.startswith(f"{tmp_path}/masks/a.png: ") and advice in line for line in lines)
+    with pytest.raises(DataError, match=r"a.png: id 1: is below `divisor: 1000`"):
+        ImageInstances(tmp_path, classes, ignore_index=255, bad_boxes="stop")

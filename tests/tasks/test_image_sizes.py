@@ -273,6 +273,8 @@ def test_where_one_size_is_needed_the_error_names_a_file_both_sizes_and_what_to_
         assert ".png: samples" in message
         assert "differ in size (" in message
         assert "{name: resize, size: [224, 224]}" in message
+        assert ("this model needs one size: add a transform" in message) == ("model=of_one_size" in words)
+        assert ("or use a task that pads images: detection, instance_segm" in message) == (len(words) == 1)
     grouped = [tmp_path / "classification.json", "data.aspect_ratio_group_factor=1"]
     assert run_command("train", *grouped, "--out", tmp_path / "out", "--fresh") == 2
     assert "data.aspect_ratio_group_factor: task classification takes images of one size" in capsys.readouterr().err

@@ -14,9 +14,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from paceline.core.errors import DataError, RecipeError
-from paceline.data.batch import Batch
+from paceline.core.world import World
+from paceline.data.batch import Batch, Sample
 from paceline.data.datasets.instances import ImageInstances
 from paceline.data.io.mask import decode_runs, pack_masks
+from paceline.engine.predictions import GuardedWriters, file_writers
 from paceline.metrics.instances import EncodedInstances
 from paceline.models.detector import Instances, LossParts, Target
 from paceline.models.fcos import FCOS
@@ -41,6 +43,20 @@ class Known(nn.Module):
 
     def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> LossParts | list[Instances]:
         return [self.found for _ in images]
+
+
+class Files:
+    classes = ["ant"]
+    channels = 3
+
+    def __len__(self) -> int:
+        return 1
+
+    def path(self, index: int) -> Path:
+        return Path("/set/a.jpg")
+
+    def read(self, index: int) -> Sample:
+        raise AssertionError("names are known without reading a sample")
 
 
 def instances(boxes: list[list[float]], masks: Tensor, in_boxes: bool = True) -> Instances:
@@ -117,7 +133,8 @@ def test_what_is_written_can_be_read_as_a_data_set(tmp_path: Path) -> None:
     found = instances(boxes, torch.ones(4, 7, 7))._replace(labels=torch.tensor([0, 1, 1, 1]))
     found = found._replace(scores=torch.tensor([0.9, 0.8, 0.7, 0.2]))
     task = InstanceSegmentation(Known(found), ["ant", "bee"])
-    (ids,) = task.instance_maps(task.predict(Known(found), batch()))
+    ((ids, left_out),) = task.instance_maps(task.predict(Known(found), batch()))
+    assert left_out == 0  # what is hidden is in no map
     assert ids.dtype == np.uint16
     assert np.unique(ids).tolist() == [0, 1001, 2001]
     for folder, pixels in (("images", np.zeros((SIDE, SIDE, 3), np.uint8)), ("masks", ids)):
@@ -187,3 +204,37 @@ def test_models_and_samples_without_masks_are_refused() -> None:
 def test_masks_survive_packing() -> None:
     masks = np.stack([square(0, 0, 1, 1), square(3, 4, 50, 60), square(0, 0, 0, 0)])
     assert np.array_equal(decode_runs(pack_masks(masks), SIDE, SIDE), masks)
+
+
+@pytest.mark.parametrize(("num_classes", "divisor"), [(64, 1000), (65, 256), (80, 256), (255, 256), (1203, 54)])
+def test_ids_of_many_classes_are_read_again(tmp_path: Path, num_classes: int, divisor: int) -> None:
+    labels = torch.tensor([0, num_classes - 1, num_classes - 1])
+    found = instances([[0.0, 0, 9, 9], [20.0, 0, 29, 9], [40.0, 0, 49, 9]], torch.ones(3, 7, 7))._replace(labels=labels)
+    classes = [f"c{number}" for number in range(num_classes)]
+    task = InstanceSegmentation(Known(found), classes)
+    (folder,) = [each for each in file_writers(task, Files(), tmp_path / "masks", tmp_path) if not each.metrics]
+    folder.save(batch(), task.predict(Known(found), batch()))
+    assert folder.note == ""
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (SIDE, SIDE)).save(tmp_path / "images" / "a.png")
+    sample = ImageInstances(tmp_path, classes, divisor=divisor).read(0)
+    assert sample["classes"].tolist() == labels.tolist()
+    assert np.array_equal(sample["masks"], [square(left, 0, left + 9, 9) for left in (0, 20, 40)])
+
+
+def test_instances_beyond_the_ids_are_reported(tmp_path: Path) -> None:
+    boxes = [
+        [2.0 * (number % 32), 2.0 * (number // 32), 2 * (number % 32) + 1.0, 2 * (number // 32) + 1.0]
+        for number in range(260)
+    ]
+    found = instances(boxes, torch.ones(260, 7, 7))._replace(
+        labels=torch.full((260,), 79), scores=torch.full((260,), 0.9)
+    )
+    task = InstanceSegmentation(Known(found), [f"c{number}" for number in range(80)])
+    writers = file_writers(task, Files(), tmp_path, tmp_path / "a.json")
+    guarded = GuardedWriters([each for each in writers if not each.metrics], World(0, 1, 0, torch.device("cpu")))
+    guarded.save(batch(), task.predict(Known(found), batch()))
+    assert guarded.finish([]) is None
+    ids = np.array(Image.open(tmp_path / "a.png"))
+    assert np.unique(ids).tolist() == [0, *range(80 * 256 + 1, 81 * 256)]
+    assert guarded.note.startswith(f"{tmp_path}/a.png: 5 instances left out: more of a class than ids")

@@ -167,6 +167,8 @@ def _report(
     problems = [each.problem for each in evaluations.values() if each.problem]
     for split in evaluations if run.save_predictions and not problems else ():
         print(f"predictions are in {predictions_place(run, split)}", file=sys.stderr)
+        if evaluations[split].note:
+            print(f"warning: {evaluations[split].note}", file=sys.stderr)
     if builder.recipe.logging.results:
         folder = Path(measured)
         if checkpoint:  # its run directory

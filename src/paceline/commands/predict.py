@@ -79,6 +79,8 @@ def main(options: argparse.Namespace) -> int:
         raise DataError(f"none of {pluralize(found.num_skipped, 'input')} can be read")
     if predictor.run.world.is_main:
         skipped = f", {found.num_skipped:,} skipped" if found.num_skipped else ""
+        if found.note:
+            print(f"warning: {found.note}", file=sys.stderr)
         print(f"step {predictor.checkpoint.step}, {predictor.checkpoint.path}", file=sys.stderr)
         print(f"{pluralize(found.num_samples, 'input')} predicted{skipped}; see {out}")
     return 0

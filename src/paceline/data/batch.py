@@ -52,6 +52,11 @@ LIST_FIELDS = RAGGED | frozenset(TRUTHS.values())
 """All fields that a batch holds as a list: those of objects, and masks of the sizes in which they were read."""
 
 IMAGE_SIZE = "image_size"
+_ONE_SIZE = "add a transform that gives one size, such as {name: resize, size: [224, 224]}"
+_PADDING_TASKS = (
+    "or use a task that pads images: detection, instance_segmentation, keypoint_detection, segmentation, saliency, or"
+    " your own with pads_images = True"
+)
 """int64 [N, 2], height and width of each image without its padding; only in batches in which an image is padded."""
 ON_HOST = ("id", "crowd", "truth_masks", IMAGE_SIZE)
 """Fields that stay on the host: Python decides by them, and must not wait for a device; masks as read are large."""
@@ -204,11 +209,12 @@ def _pin(tensor: Tensor) -> Tensor:
 class Collator:
     """Stacks samples whose images have the size and type of the first; each is copied to its place when it is added.
 
-    With `padding`, images of other sizes are kept and padded with all others at the end.
+    With `padding`, images of other sizes are kept and padded with all others at the end. `model_pads` is False if the
+    task would have them padded, and its model takes images of one size alone.
     """
 
-    def __init__(self, room: int, padding: Padding | None = None) -> None:
-        self._room, self._padding = room, padding
+    def __init__(self, room: int, padding: Padding | None = None, model_pads: bool = True) -> None:
+        self._room, self._padding, self._model_pads = room, padding, model_pads
         self._others: list[Image] = []  # from the first of another size on
         self._ids: list[int] = []
         self._fields: dict[str, list[Any]] = {}
@@ -238,11 +244,10 @@ class Collator:
                 ' cannot be stacked; have the data set give all images alike, such as image.convert("RGB")'
             )
         elif image.shape != self._shape and (self._padding is None or image.ndim > 3):
+            advice = f"{_ONE_SIZE}, {_PADDING_TASKS}" if self._model_pads else f"this model needs one size: {_ONE_SIZE}"
             raise DataError(
                 f"samples {self._ids[0]} and {index} differ in size ({_size(self._shape)} and {_size(image.shape)}), so"
-                " they cannot be stacked; add a transform that gives one size, such as"
-                " {name: resize, size: [224, 224]}, or use a task that pads images: detection, segmentation, saliency,"
-                " or your own with pads_images = True"
+                f" they cannot be stacked; {advice}"
             )
         if self._others or image.shape != self._shape:
             self._others.append(image)

@@ -48,6 +48,8 @@ class DataFingerprint:
     """Of the images; only kept, so that a model can be built without the data."""
     joints: KeypointNames | None = None
     """The names of keypoints, kept likewise."""
+    category_ids: list[int] | None = None
+    """What the data set's files call the classes, kept likewise: predictions are written with these ids."""
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain lists, dicts, numbers and strings; names that are not UTF-8 hold lone surrogates."""
@@ -59,7 +61,8 @@ class DataFingerprint:
         groups = {name: FileGroup(*group) for name, group in content["groups"].items()}
         classes, channels = list(content["classes"]), int(content.get("channels", 3))
         joints = content.get("joints") and KeypointNames.from_json(content["joints"])
-        return cls(classes, int(content["num_samples"]), str(content["digest"]), groups, channels, joints)
+        ids = content.get("category_ids")
+        return cls(classes, int(content["num_samples"]), str(content["digest"]), groups, channels, joints, ids)
 
 
 class DataDigest:
@@ -158,12 +161,13 @@ def fingerprint(dataset: Dataset, with_sizes: bool = True) -> DataFingerprint:
     classes = [str(name) for name in getattr(dataset, "classes", None) or []]
     channels = int(getattr(dataset, "channels", 3))
     joints: KeypointNames | None = getattr(dataset, "joints", None)
+    ids = [int(each) for each in getattr(dataset, "category_ids", None) or []] or None
     update: Callable[[DataDigest], None] | None = getattr(dataset, "update_digest", None)
     if update is None:
-        return DataFingerprint(classes, len(dataset), channels=channels, joints=joints)
+        return DataFingerprint(classes, len(dataset), channels=channels, joints=joints, category_ids=ids)
     digest = DataDigest(with_sizes)
     update(digest)
-    return DataFingerprint(classes, len(dataset), *digest.finish(), channels, joints)
+    return DataFingerprint(classes, len(dataset), *digest.finish(), channels, joints, ids)
 
 
 def differences(old: Mapping[str, DataFingerprint], new: Mapping[str, DataFingerprint]) -> list[str]:

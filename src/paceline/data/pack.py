@@ -65,6 +65,7 @@ class PackedSamples:
         self.skipped = [Skipped(*each) for each in self.facts["skipped"]]
         self.notes = [f"left out when the pack was written: {each}" for each in self.skipped]
         names = self.facts["keypoint_names"]
+        self.category_ids: list[int] | None = self.facts.get("category_ids")
         self.joints = None if names is None else KeypointNames.from_json(names)
 
     def __reduce__(self) -> tuple[type[PackedSamples], tuple[Path]]:
@@ -213,6 +214,7 @@ def _write(
         "classes": list(dataset.classes),
         "channels": dataset.channels,
         "keypoint_names": getattr(dataset, "joints", None),
+        "category_ids": getattr(dataset, "category_ids", None),
         "size": size,
         "skipped": skipped,
     }

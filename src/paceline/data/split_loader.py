@@ -90,6 +90,8 @@ class SplitLoader:
         """Each looks at a batch on the host: the first sample that losses cannot be computed for, and why."""
         self.padding: Padding | None = None
         """How images of different sizes are stacked; None refuses them."""
+        self.model_pads = True
+        """Whether the model takes padded images; only what to do about different sizes depends on it."""
         self.keeps_counts = all(getattr(each, "keeps_counts", False) for each in self.batch_transforms)
         """Whether losses are divided by as much after the transforms of whole batches as before them."""
         self.in_memory = hasattr(dataset, "gather") and not self.sample_transforms
@@ -121,7 +123,7 @@ class SplitLoader:
             except UNREADABLE:
                 if self.skips is None:
                     raise  # else one by one, to find out which
-        together, skipped = Collator(len(ids), self.padding), []
+        together, skipped = Collator(len(ids), self.padding, self.model_pads), []
         for index, drawn in zip(ids.tolist(), self._pipeline.draw(epoch, ids), strict=True):
             sample = self._try_sample(epoch, index, drawn)
             if isinstance(sample, Skipped):

@@ -61,6 +61,8 @@ class Evaluation:
     """How many more samples the split has, which cannot be read."""
     problem: str | None = None
     """Why predictions could not be saved, or drawn."""
+    note: str = ""
+    """What the files of predictions do not hold."""
 
 
 class MeasuredBatch(NamedTuple):
@@ -112,6 +114,7 @@ def evaluate(run: Run, split: str, prefix: str = "") -> Evaluation:
         visualizer.gather(),
         len(unread),
         problem or visualizer.problem,
+        writers.note,
     )
 
 

@@ -159,6 +159,8 @@ def log_evaluation(run: Run, evaluation: Evaluation) -> None:
     """Log an evaluation's metrics and write its images."""
     if evaluation.split == "val" and "val" not in run.state.metrics:
         _check_best(run, evaluation.metrics)
+    if evaluation.note:
+        run.logger.emit(Note(evaluation.note, "warning"))
     if evaluation.problem:
         run.logger.emit(Note(f"{evaluation.problem}; training continues", "warning"))
     run.state.metrics[evaluation.split] = evaluation.metrics

@@ -45,6 +45,8 @@ class Predicted(NamedTuple):
     num_skipped: int
     problem: str | None
     """Why something could not be written."""
+    note: str = ""
+    """What the files do not hold."""
 
 
 def predict(
@@ -65,7 +67,7 @@ def predict(
 
     states, unread = collect_states(run, "predict", inputs, guarded.metrics, keep)
     problem = guarded.finish(states)
-    return Predicted(size - len(unread), len(unread), problem)
+    return Predicted(size - len(unread), len(unread), problem, guarded.note)
 
 
 def prediction_writers(folder: Path, dataset: Dataset, task: Task, draws: bool) -> list[PredictionWriter]:

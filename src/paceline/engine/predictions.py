@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from paceline.core.agreement import gather_texts
 from paceline.core.atomic_write import replace_file
 from paceline.core.errors import UsageError
+from paceline.core.text import pluralize
 from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.split_loader import Dataset
@@ -46,7 +47,7 @@ def kind_of(task: object) -> Kind:
     """What a task predicts, by the method that it has; tensors, or dicts of tensors, if it has none of these.
 
     - `instance_metric()`: collects detections and their masks, see `metrics.instances`; `instance_maps(predictions)`
-      gives what is saved of each sample, the ids of instances as uint16 [H, W].
+      gives what is saved of each sample, the ids of instances as uint16 [H, W], and how many have none.
     - `maps(predictions)`: what is saved of each sample, uint8 [H, W]; `palette` has the colors of its ids, None: grays.
     - `keypoint_metric()` of one person: collects "poses" [N, 3 + 3 J], see `metrics.keypoints`; `joints` has the names.
     - `detection_metric()`: collects "detections" [K, 8], see `metrics.detection`.
@@ -73,6 +74,8 @@ class PredictionWriter:
 
     metrics: Sequence[Metric] = ()
     """The metrics that collect what it writes."""
+    note = ""
+    """A line on what its files do not hold."""
 
     def save(self, batch: Batch, predictions: Any) -> None:
         """Take the predictions of a batch, in any order."""
@@ -88,6 +91,8 @@ class GuardedWriters:
         self.metrics = [metric for writer in writers for metric in writer.metrics]
         self._writers, self._world = writers, world
         self._problem: str | None = None
+        self.note = ""
+        """What the files of any rank do not hold, once it has finished."""
 
     def save(self, batch: Batch, predictions: Any) -> None:
         """Save the predictions of a batch, unless an earlier save failed."""
@@ -99,6 +104,8 @@ class GuardedWriters:
         if not self._writers:
             return None
         self._agree()  # all have written
+        notes = gather_texts(self._world, next((writer.note for writer in self._writers if writer.note), ""))
+        self.note = next(filter(None, notes), "")
         left = iter(states)
         for writer in self._writers if self._world.is_main else ():
             self._try(partial(writer.finish, [next(left) for _ in writer.metrics]))
@@ -142,7 +149,7 @@ def file_writers(task: Any, dataset: Dataset, folder: Path, table_file: Path) ->
         return [MapFolder(folder, dataset, task.maps, getattr(task, "palette", None))]
     table = PredictionTable(table_file, dataset, task)
     if kind == "instances":
-        return [table, MapFolder(folder, dataset, task.instance_maps)]
+        return [table, InstanceFolder(folder, dataset, task)]
     return [table, ArrayFolder(folder, dataset, task)] if kind == "outputs" else [table]
 
 
@@ -153,7 +160,7 @@ class MapFolder(PredictionWriter):
         self,
         folder: Path,
         dataset: Dataset,
-        maps: Callable[[Any], Iterable[NDArray[Any]]],
+        maps: Callable[[Any], Iterable[Any]],
         palette: Sequence[Color] | None = None,
     ) -> None:
         self._folder, self._maps, self._palette = folder, maps, palette
@@ -161,9 +168,12 @@ class MapFolder(PredictionWriter):
 
     def save(self, batch: Batch, predictions: Any) -> None:
         """Write the maps of a batch; a file of that name is replaced whole, never seen half-written."""
+        self._write_maps(batch, self._maps(predictions))
+
+    def _write_maps(self, batch: Batch, maps: Iterable[NDArray[Any]]) -> None:
         from PIL import Image
 
-        for index, found in zip(batch.ids.tolist(), self._maps(predictions), strict=True):
+        for index, found in zip(batch.ids.tolist(), maps, strict=True):
             image = Image.fromarray(found)
             if self._palette is not None:
                 image.putpalette([value for color in self._palette for value in color])
@@ -171,6 +181,30 @@ class MapFolder(PredictionWriter):
             image.save(encoded, format="PNG")
             # Two processes may write the same sample, if one of them only keeps step with the other.
             _write(self._folder / self._names[index], encoded.getvalue())
+
+
+class InstanceFolder(MapFolder):
+    """Writes the ids of instances, and notes in which files some are missing."""
+
+    def __init__(self, folder: Path, dataset: Dataset, task: Any) -> None:
+        super().__init__(folder, dataset, task.instance_maps)
+        self._left_out: dict[str, int] = {}
+
+    def save(self, batch: Batch, predictions: Any) -> None:
+        pairs = list(self._maps(predictions))
+        for index, (_, left_out) in zip(batch.ids.tolist(), pairs, strict=True):
+            if left_out:
+                self._left_out[self._names[index]] = left_out
+        self._write_maps(batch, [ids for ids, _ in pairs])
+
+    @property
+    def note(self) -> str:  # type: ignore[override]
+        if not self._left_out:
+            return ""
+        name, number = next(iter(self._left_out.items()))
+        others = f", as in {pluralize(len(self._left_out) - 1, 'other file')}" if len(self._left_out) > 1 else ""
+        found = f"{pluralize(number, 'instance')} left out{others}: more of a class than ids of 16 bits can number"
+        return f"{self._folder / name}: {found}; the JSON file has all"
 
 
 class ArrayFolder(PredictionWriter):

@@ -201,6 +201,7 @@ class Run(Trainer):
         for loader in (self.train_loader, *(each.loader for each in self.evaluations.values())):
             loader.checks = label_checks(self.task)
             loader.padding = padding_for(self.task, self.model, loader.dataset)
+            loader.model_pads = loader.padding is not None or not getattr(self.task, "pads_images", False)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same recipe, bit-identically."""

@@ -227,6 +227,7 @@ class _Data(_Saved):
     groups: dict[str, Annotated[tuple[Count, Count, str], _AS_LIST]]
     channels: Count = 3
     joints: Annotated[tuple[list[str], list[_Pair], list[_Pair]], _AS_LIST] | None = None
+    category_ids: list[int] | None = None
 
 
 class _State(_Saved):

@@ -102,6 +102,8 @@ class Builder(BuildContext):
         if loaders is None:
             loaders = build_data.make_split_loaders(self)
             check_data(self, loaders)
+            if self.trains:
+                build_data.check_objects(self, loaders["train"].dataset)
         classes = build_data.find_classes(self, loaders)
         sampler = build_data.make_sampler(self, len(loaders["train"].dataset))
         if self.trains:

@@ -12,6 +12,7 @@ from paceline.core.intervals import Progress
 from paceline.core.signatures import signature_of
 from paceline.core.text import join_first, pluralize
 from paceline.data.aspect_ratio import GroupedPermutation, group_by_aspect_ratio
+from paceline.data.datasets.detection import DetectionDataset
 from paceline.data.datasets.torch_dataset import as_dataset
 from paceline.data.loader import TrainBatches
 from paceline.data.padding import padding_for
@@ -107,6 +108,17 @@ def make_batches(context: BuildContext, loader: SplitLoader, sampler: BatchSampl
     workers = None if data.num_workers == "auto" else data.num_workers
     order = _make_order(context, loader, sampler)
     return TrainBatches(loader, sampler, context.world, progress, workers, kind=data.loader, order=order)
+
+
+def check_objects(context: BuildContext, dataset: Dataset) -> None:
+    """Raise DataError if a task that learns from objects has none to learn from."""
+    learns = hasattr(resolve("task", context.recipe.task.name), "detection_metric")
+    if not learns or not isinstance(dataset, DetectionDataset) or dataset.count_objects():
+        return
+    found = f"none of its {pluralize(len(dataset), 'image')} has an object to learn from"
+    known = f" ({'; '.join(dataset.notes[:2])})" if dataset.notes else ""
+    where = f"{context.checked.locate('data.train')}: {dataset.annotations}"
+    raise DataError(f"{where}: {found}{known}; repair the labels, or how data.train reads them")
 
 
 def check_groups(context: BuildContext, loader: SplitLoader) -> None:

@@ -220,7 +220,9 @@ class Predictor:
     def _files(self, paths: Sequence[Path]) -> UnlabeledFiles:
         reads_videos = _reads_videos(self.builder)
         files, filled = find_files(paths, reads_videos), placeholder(self.run.task)
-        return UnlabeledFiles(files, self.data.classes, self.data.channels, filled, reads_videos)
+        found = UnlabeledFiles(files, self.data.classes, self.data.channels, filled, reads_videos)
+        found.category_ids = self.data.category_ids
+        return found
 
     def loader(self, dataset: Dataset, skips: SkipList | None = None) -> SplitLoader:
         """The inputs as evaluation sees its samples."""

@@ -27,7 +27,8 @@ from paceline.models.detector import Detector, Instances, Target
 from paceline.tasks.detection import DRAWN_SCORE, Detection, Drawn, select, to_original
 from paceline.visualize.image import Image
 
-_DIVISOR, _MAX_ID = 1000, 65_535
+_DIVISORS = (1000, 256)
+_NUM_IDS = 65_536
 
 
 @register.task("instance_segmentation")
@@ -90,22 +91,25 @@ class InstanceSegmentation(Detection):
     def instance_metric(self) -> Metric:
         return InstanceRows()
 
-    def instance_maps(self, predictions: Sequence[EncodedInstances]) -> Iterator[NDArray[np.uint16]]:
-        """The file of each sample: ids of class · 1000 + number, from 1 each, the most certain on top; 0 elsewhere.
+    def instance_maps(self, predictions: Sequence[EncodedInstances]) -> Iterator[tuple[NDArray[np.uint16], int]]:
+        """The file of each sample, and how many instances it has no id for.
 
-        They are those that are drawn: with a score of 0.3 or more, or from `min_score` on. An image has at most 999
-        instances of a class, and ids end at 65,535: further ones are left out.
+        Ids are class · `id_divisor` + number, from 1 each, the most certain on top; 0 elsewhere. They are those that
+        are drawn: with a score of 0.3 or more, or from `min_score` on.
         """
         least = DRAWN_SCORE if self._min_score is None else self._min_score
+        divisor = id_divisor(len(self.classes))
         for each in predictions:
             found = select(each, each.scores >= least)
-            ids, numbers = np.zeros(found.size, np.uint16), [0] * (1 + max(found.labels.tolist(), default=0))
+            ids, numbers, left_out = np.zeros(found.size, np.uint16), [0] * len(self.classes), 0
             for label, mask in zip(found.labels.tolist(), decode_runs(found.runs, *found.size), strict=True):
-                id_ = (label + 1) * _DIVISOR + numbers[label] + 1
-                if numbers[label] + 1 < _DIVISOR and id_ <= _MAX_ID and (ids[mask > 0] == 0).any():
-                    ids[(mask > 0) & (ids == 0)] = id_
+                is_seen = (mask > 0) & (ids == 0)
+                if is_seen.any() and numbers[label] + 1 < divisor:
                     numbers[label] += 1
-            yield ids
+                    ids[is_seen] = (label + 1) * divisor + numbers[label]
+                else:
+                    left_out += int(is_seen.any())
+            yield ids, left_out
 
     def _truth_to_draw(self, batch: Batch, index: int) -> Drawn:
         return super()._truth_to_draw(batch, index)._replace(masks=batch["masks"][index].cpu().numpy())
@@ -116,6 +120,11 @@ class InstanceSegmentation(Detection):
             return masks
         height, width = batch.image(index).shape[-2:]
         return warp_mask(masks, invert_affine(batch["matrix"][index].cpu().numpy()), height, width)
+
+
+def id_divisor(num_classes: int) -> int:
+    """What classes are multiplied by in ids of 16 bits: 1000 for up to 64, 256 for up to 255, less for more."""
+    return next((each for each in _DIVISORS if (num_classes + 1) * each <= _NUM_IDS), _NUM_IDS // (num_classes + 1))
 
 
 def encode_instances(found: Instances, batch: Batch, index: int) -> EncodedInstances:

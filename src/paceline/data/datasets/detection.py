@@ -83,6 +83,14 @@ class DetectionDataset(FileDataset):
             "size": size,
         }
 
+    def count_objects(self) -> int:
+        """How many objects there are to learn from, which crowds are not."""
+        if self._chosen is not None:
+            return len(self._chosen)
+        before = np.concatenate([[0], np.cumsum(self._index["crowd"] == 0)])
+        starts, rows = self._index["starts"].astype(np.int64), np.asarray(self._part)
+        return int((before[starts[rows + 1]] - before[starts[rows]]).sum())
+
     def _span(self, index: int) -> slice:
         """The rows of a sample's objects."""
         if self._chosen is not None:

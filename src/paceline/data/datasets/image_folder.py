@@ -109,6 +109,8 @@ class Unlabeled:
 
     has_labels = False
     joints: KeypointNames | None = None
+    category_ids: list[int] | None = None
+    """What the classes are called in files of predictions; None: 1, 2, …"""
 
     def __init__(
         self,

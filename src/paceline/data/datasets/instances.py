@@ -32,6 +32,7 @@ from paceline.data.io.mask import MAX_ID, InstanceIds, decode_ids, decode_runs, 
 
 _ROUNDING = 0.01  # pixels that a point of an outline may lie outside without a word
 Id = Annotated[int, Field(ge=0, le=MAX_ID)]
+_NO_INSTANCE = "is the number of no class"
 _Classes = ClassNames | Annotated[Mapping[Name, Id], Field(min_length=1)]
 
 
@@ -89,9 +90,10 @@ class ImageInstances(DetectionDataset):
     """Images and masks of instance ids, one mask an image, matched by their names as in `image_mask`.
 
     The class of an instance is written in one of three ways: in its id, which is the number of the class ·
-    `divisor` + the number of the instance, as in Cityscapes (the number of a class alone is a crowd of it); with
-    `class_masks`, in masks of classes of the same names, as in Pascal VOC; with `divisor: null`, all are of the only
-    class. Classes have the numbers 1, 2, …, or those that `classes` gives them. 0 and `ignore_index` are no instance.
+    `divisor` + the number of the instance, as in Cityscapes (the number of a class alone is a crowd of it; other ids
+    below `divisor` are no instance, but if no mask has a larger one, all are bad); with `class_masks`, in masks of
+    classes of the same names, as in Pascal VOC; with `divisor: null`, all are of the only class. Classes have the
+    numbers 1, 2, …, or those that `classes` gives them. 0 and `ignore_index` are no instance.
     What is wrong with a mask or an instance follows `bad_boxes`; without a sound mask, the image is left out.
     """
 
@@ -117,6 +119,9 @@ class ImageInstances(DetectionDataset):
         inside = None if follow_links else root
         if not root.is_dir():
             raise DataError(f"{root}: no such folder; expected one with the folders {images} and {masks}")
+        for number in {each for each in numbers if numbers.count(each) > 1}:
+            same = [name for name, each in zip(ids.names, numbers, strict=True) if each == number]
+            raise DataError(f"{root}: `classes` gives {' and '.join(same)} the number {number}; give each its own")
         if ids.divisor is None and class_masks is None and len(ids.names) > 1:
             raise DataError(f"{root}: `divisor: null` is for one class, and `classes` has {len(ids.names)}")
 
@@ -172,7 +177,20 @@ def _write(builder: IndexBuilder, root: Path, files: Sequence[Sequence[bytes]], 
         builder.note(line)
     builder.facts["classes"] = ids.names
     builder.append_texts("file", kept)
-    write_boxes(builder, objects, np.array(sizes, np.int64).reshape(-1, 2), policy)
+    write_boxes(builder, _check_divisor(objects, ids), np.array(sizes, np.int64).reshape(-1, 2), policy)
+
+
+def _check_divisor(objects: list[BoxObject], ids: _Ids) -> list[BoxObject]:
+    """The objects without what is none; if not one id has the number of an instance, all are bad."""
+    if ids.divisor is None:
+        return objects
+    if any(not each.is_crowd and each.mask_flaw != _NO_INSTANCE for each in objects):
+        return [each for each in objects if each.mask_flaw != _NO_INSTANCE]
+    advice = "`divisor: null`, if ids are the numbers of instances of the one class"
+    if len(ids.names) > 1:
+        advice = "the `divisor` of these masks, or `class_masks`"
+    flaw = f"is below `divisor: {ids.divisor}`, as all ids of these masks, so it is no instance; set {advice}"
+    return [each._replace(mask_flaw=flaw) for each in objects]
 
 
 def _read_planes(paths: Sequence[Path]) -> list[NDArray[Any]]:
@@ -192,20 +210,19 @@ def _find_objects(row: int, path: Path, planes: Sequence[NDArray[Any]], ids: _Id
     """The instances in a mask of ids, with their boxes and run lengths."""
     for number in np.unique(planes[0]).tolist():
         inside = planes[0] == number
-        found = None if number in (0, ids.ignore_index) else _class_of(number, inside, planes, ids)
-        if found is None:
+        if number in (0, ids.ignore_index):
             continue
-        label, is_crowd, flaw = found
+        label, is_crowd, flaw = _class_of(number, inside, planes, ids)
         rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
         box = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-        (packed,) = pack_masks(inside[None].astype(np.uint8))
+        (packed,) = [b""] if flaw else pack_masks(inside[None].astype(np.uint8))
         yield BoxObject(row, label, box, f"{path}: id {number}", is_crowd, packed, flaw)
 
 
 def _class_of(
     number: int, inside: NDArray[np.bool_], planes: Sequence[NDArray[Any]], ids: _Ids
-) -> tuple[int, bool, str] | None:
-    """The class of an instance, whether it is a crowd, and what is wrong; None if it is none."""
+) -> tuple[int, bool, str]:
+    """The class of an instance, whether it is a crowd, and what is wrong."""
     is_crowd = False
     if len(planes) > 1:
         values, counts = np.unique(planes[1][inside], return_counts=True)
@@ -214,7 +231,7 @@ def _class_of(
         wanted = ids.numbers[0]
     elif number < ids.divisor:
         if number not in ids.numbers:
-            return None
+            return 0, False, _NO_INSTANCE
         wanted, is_crowd = number, True
     else:
         wanted = number // ids.divisor

@@ -33,7 +33,7 @@ from paceline.data.mapped_arrays import ArrayWriter, MappedArrays
 from paceline.data.rng import derive
 from paceline.data.sampler import Permutation
 
-_VERSION = 10  # of what data sets write into their indexes
+_VERSION = 11  # of what data sets write into their indexes
 _PATIENCE = 5.0  # seconds until something is said about work that goes on
 _TICK = 2_000_000_000  # nanoseconds within which two changes may have one time
 _UNREAD = -1  # instead of a checksum

@@ -27,6 +27,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _SPREAD = {2: 85, 4: 17}  # what Pillow multiplies gray of few bits with
 _BITS, _SHADES, _WHITE_IS_ZERO = 258, 262, 0  # tags of a TIFF file, and a value of the second
 _EXPECTED = "one id a pixel, as 8-bit gray or a palette"
+_NOT_COVERED = "has run lengths that do not cover its image exactly"
 _IN_ALPHA = "its transparency (alpha channel) differs from pixel to pixel, and the mask seems to be in it"
 
 
@@ -53,6 +54,8 @@ def decode_ids(path: Path, mapped: PaintedClasses | LabelMap | None = None) -> P
         ids = _from_deep(path, np.array(image), 255 if mapped is None else MAX_ID)
     elif image.mode not in ("1", "L", "P"):
         advice = f"give the color of each class as `colors`, or save the mask with {_EXPECTED}"
+        if isinstance(mapped, InstanceIds):
+            advice = "save the mask with one id a pixel, as gray of 8 or 16 bits or a palette"
         ids, alpha = _gray_and_alpha(path, image, f", not an id of a class; {advice}")
         if alpha.min() < alpha.max() and (ids[alpha < 255].any() or not ids.any()):
             raise DataError(f"{path}: {_IN_ALPHA}; save it with {_EXPECTED}, without transparency")
@@ -77,9 +80,8 @@ def _from_deep(path: Path, values: NDArray[Any], most: int) -> NDArray[Any]:
     largest, least = int(values.max()), int(values.min())
     if least < 0 or largest > most:
         found = f"holds the id {largest if largest > most else least}, expected 0 to {most}"
-        raise DataError(
-            f"{path}: {found}; map ids to classes with `label_map`, such as `label_map: {{car: 1-{MAX_ID}}}`"
-        )
+        advice = f"map ids to classes with `label_map`, such as `label_map: {{car: 1-{MAX_ID}}}`"
+        raise DataError(f"{path}: {found}{'' if most == MAX_ID else f'; {advice}'}")
     return values.astype(np.uint16)
 
 
@@ -243,11 +245,13 @@ def encode_runs(outline: Any, height: int, width: int) -> bytes:
     if isinstance(counts, str):
         packed = counts.encode("ascii", "replace")
     elif isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts):
+        if sum(counts) != height * width:  # numbers of any length are more than the encoder takes
+            raise ValueError(_NOT_COVERED)
         packed = mask.frPyObjects({"size": [height, width], "counts": counts}, height, width)["counts"]
     else:
         raise ValueError("has run lengths that are neither a text nor whole numbers")
     if _covered(packed) != height * width:  # the decoder would leave the rest as it finds it in memory
-        raise ValueError("has run lengths that do not cover its image exactly")
+        raise ValueError(_NOT_COVERED)
     return packed
 
 
