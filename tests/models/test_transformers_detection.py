@@ -154,6 +154,13 @@ def test_lw_detr_is_shown_by_its_name_alone(
     assert json.loads(capsys.readouterr().out)["model"]["flops_per_sample"] > 10**8
 
 
+@needs_library
+def test_a_damaged_configuration_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{\n"model_type": ', encoding="utf-8")
+    with pytest.raises(ArgumentError, match=r"config\.json:2 is damaged: "):
+        build_transformers_detector("rt_detr_v2", 3, 3, config=str(tmp_path))
+
+
 def test_names_are_checked_without_the_library() -> None:
     program = (
         "import sys; sys.modules['transformers'] = None\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -121,6 +122,13 @@ def _fields(config: Any, base: Any) -> dict[str, Any]:
 
 def read_config(library: Any, source: str | Path) -> Any:
     """The configuration in a folder, or of a model in the hub's cache; ArgumentError if there is none."""
+    file = Path(source) / "config.json"
+    try:
+        if file.is_file():
+            json.loads(file.read_bytes())
+    except ValueError as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ArgumentError("config", f"{file}{line} is damaged: {error}; download it again") from error
     try:
         return library.AutoConfig.from_pretrained(str(source), local_files_only=True)
     except (OSError, ValueError) as error:
