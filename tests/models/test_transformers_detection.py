@@ -23,6 +23,7 @@ from paceline.models.surgery import Surgery, load_weights
 from paceline.models.transformers_detection import build_transformers_detector, import_transformers
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
+from paceline.tasks.detection import Detection
 
 needs_library = pytest.mark.skipif(bool(missing_extra("transformers")), reason=missing_extra("transformers"))
 
@@ -159,6 +160,13 @@ def test_a_damaged_configuration_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{\n"model_type": ', encoding="utf-8")
     with pytest.raises(ArgumentError, match=r"config\.json:2 is damaged: "):
         build_transformers_detector("rt_detr_v2", 3, 3, config=str(tmp_path))
+
+
+@needs_library
+def test_detections_that_are_not_merged_are_not_merged_with_a_mirror_image() -> None:
+    with pytest.raises(ArgumentError, match="non-maximum suppression, .*leave out task.flip") as raised:
+        Detection(small("rf_detr"), ["a", "b", "c"], flip=True)
+    assert raised.value.argument == "flip"
 
 
 def test_names_are_checked_without_the_library() -> None:
