@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 
 from paceline.core.contracts import relative_path
-from paceline.core.errors import PacelineError, TrainingError
+from paceline.core.errors import ArgumentError, PacelineError, TrainingError
 from paceline.core.registry import register
 from paceline.core.world import is_communication_error
 
@@ -87,9 +87,13 @@ def is_ours(written: object) -> bool:
 
 
 def described(error: Exception) -> str:
-    """An error as `file:line: type: message`, by the last line that is the user's, else of what the user installed."""
+    """An error as `file:line: type: message`, by the last line that is the user's, else of what the user installed.
+
+    Errors of ours explain themselves: their type is left out.
+    """
     first_line = str(error).strip().split("\n")[0]
-    message = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    is_explained = isinstance(error, PacelineError | ArgumentError) and not isinstance(error, KeyError)
+    message = first_line if first_line and is_explained else f"{type(error).__name__}: {first_line}".removesuffix(": ")
     if isinstance(error, SyntaxError) and error.filename:
         return f"{relative_path(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}"
     places = list(traceback.walk_tb(error.__traceback__))
