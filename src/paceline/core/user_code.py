@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ from types import FrameType
 import torch
 
 from paceline.core.contracts import relative_path
-from paceline.core.errors import ArgumentError, PacelineError, TrainingError
+from paceline.core.errors import ArgumentError, PacelineError, RecipeError, TrainingError, naming_full_disks
+from paceline.core.process import flush_streams, print_error
 from paceline.core.registry import register
 from paceline.core.world import is_communication_error
 
@@ -50,6 +52,28 @@ def named_errors() -> Iterator[None]:
         if named := named_error(error):
             raise named from error
         raise
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Surrounds a script: errors that explain themselves end it as they end a command, in one line with its exit code.
+
+    Mistakes in the script's own code keep their traceback.
+    """
+    try:
+        with naming_full_disks():
+            yield
+    except (PacelineError, ArgumentError) as error:
+        if isinstance(error, TrainingError) and error.__cause__:
+            raise
+        flush_streams()
+        print_error(described(error) if isinstance(error, ArgumentError) else error)
+        sys.exit(getattr(error, "exit_code", RecipeError.exit_code))
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        sys.exit(130)
+    finally:
+        flush_streams()
 
 
 def named_error(error: Exception, error_type: type[PacelineError] = TrainingError) -> PacelineError | None:
