@@ -113,7 +113,7 @@ def test_quickstart_is_short_plain_and_formatted(tmp_path: Path) -> None:
 
 
 def test_the_file_ends_as_the_command_does(tmp_path: Path) -> None:
-    """After a request to stop, and for mistakes that were edited into it; those of plain Python keep their traceback."""
+    """After a request to stop, and for mistakes that were edited in; those of plain Python keep their traceback."""
     file = written_file(tmp_path, "quickstart", *SMALL, "train.steps=100000")
     running = Running(tmp_path, [str(file), "--out", "stopped"], {})
     while not list(tmp_path.glob("stopped/checkpoints/step-*")):

@@ -133,7 +133,12 @@ DAMAGED = f"test_visualizer.py:{damaged.__code__.co_firstlineno + 1}"
 
 
 @pytest.mark.parametrize(
-    ("draw", "words"), [(fail, f"{FAIL}: KeyError: 'no such thing'"), (wrong_type, "got float64 [4, 4, 3]"), (damaged, f"{DAMAGED}: a.jpg: empty")]
+    ("draw", "words"),
+    [
+        (fail, f"{FAIL}: KeyError: 'no such thing'"),
+        (wrong_type, "got float64 [4, 4, 3]"),
+        (damaged, f"{DAMAGED}: a.jpg: empty"),
+    ],
 )
 def test_what_cannot_be_drawn_is_reported_and_training_goes_on(tmp_path: Path, draw: Draw, words: str) -> None:
     run, diary = small(tmp_path, draw)

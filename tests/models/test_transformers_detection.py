@@ -164,7 +164,7 @@ def test_a_damaged_configuration_is_named_with_its_line(tmp_path: Path) -> None:
 
 @needs_library
 def test_detections_that_are_not_merged_are_not_merged_with_a_mirror_image() -> None:
-    with pytest.raises(ArgumentError, match="non-maximum suppression, .*leave out task.flip") as raised:
+    with pytest.raises(ArgumentError, match=r"non-maximum suppression, .*leave out task\.flip") as raised:
         Detection(small("rf_detr"), ["a", "b", "c"], flip=True)
     assert raised.value.argument == "flip"
 

@@ -107,7 +107,7 @@ def _advice(message: str, model: nn.Module, images: Tensor, misfit: str | None) 
         strides = ", or use images whose sides the model's strides divide" if _UNEQUAL.search(message) else ""
         return misfit + strides
     if "selected index k" in message:  # of transformers, which keep as many positions as they have queries
-        return "the images have fewer positions than the model has queries: lower model.args.num_queries, or enlarge them"
+        return "images have fewer positions than the model has queries: lower model.args.num_queries, or enlarge them"
     return (
         f"{_image_size_hint(model, images)}change the size or the number of frames in data's transforms, or use"
         " another model"
