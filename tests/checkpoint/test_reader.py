@@ -30,7 +30,7 @@ def save_for_ever(run: Path) -> None:
     store = Store(run / "checkpoints", keep_last=1, best="top1")
     for step in range(1, 10**6):
         store.save(step, {"weight": torch.full((4,), float(step))}, {"step": step}, {"top1": float(step)})
-        time.sleep(0.01)
+        time.sleep(0.1)
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_what_there_is_is_counted(tmp_path: Path, run: Any) -> None:
     assert answer.train["bad"] == []
     assert answer.train["samples_per_second"] > 0
     assert json.loads(answer.out)["sheet"] == "data-mine.png"
-    assert Image.open(tmp_path / "data-mine.png").size[0] > 3 * CELL
+    assert Image.open(tmp_path / "data-mine.png").size[0] > 2 * CELL
 
 
 def test_people_get_the_same(tmp_path: Path, run: Any) -> None:

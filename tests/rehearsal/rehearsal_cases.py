@@ -184,10 +184,12 @@ FAULTS = [
     for kind in KINDS
 ]
 
-_READING = ("fruits_nuts",)  # Mask R-CNN selects proposals by value, so it waits for the device
+# Mask R-CNN selects proposals by value, so it waits for the device; torchvision's flips of samples do not take the
+# tensors of a rehearsal.
+_LEFT_OUT = ("bccd", "fruits_nuts")
 SHIPPED = [
     {"name": f"recipe {name}", "recipe": name, "steps": 1}
     for name in sorted(shipped_recipes())
     # Samples are trained above; torchvision's R-CNNs and RetinaNet read values in each step (docs/gpu.md).
-    if not name.endswith(("_sample", "rcnn_resnet50_fpn", "retinanet_resnet50_fpn")) and name not in _READING
+    if not name.endswith(("_sample", "rcnn_resnet50_fpn", "retinanet_resnet50_fpn")) and name not in _LEFT_OUT
 ]

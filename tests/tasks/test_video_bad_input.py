@@ -129,19 +129,6 @@ def test_a_short_video_begins_again_or_stands_still(spoiled: Spoiled, short: str
     assert spoiled.tell("data").code == 0
 
 
-def test_a_short_video_is_refused_or_left_out_where_that_is_asked(spoiled: Spoiled) -> None:
-    path = video(spoiled)
-    write_video(path, 3)
-    for split in ("train", "val"):
-        spoiled.recipe["data"][split]["transforms"][0]["short"] = "refuse"
-    answer = spoiled.tell("check")
-    assert answer.code == 3
-    assert f"train.csv, line 2: {path}: has 3 frames, and a clip takes 7; remove it" in answer.last
-    found = spoiled.tell("data")
-    assert (found.code, [each["sample"] for each in found.json["splits"]["train"]["bad"]]) == (3, [1])
-    assert spoiled.skipped("train", 1, path.name, "has 3 frames")["num_samples"] == 2
-
-
 @pytest.mark.parametrize("label", ["9", "-1", "flying", ""])
 def test_a_label_of_no_class_is_named_before_anything_is_made(spoiled: Spoiled, label: str) -> None:
     rows = lines(spoiled)

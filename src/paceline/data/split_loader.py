@@ -26,6 +26,10 @@ from paceline.data.transforms.base import BatchTransform, SampleTransform, name_
 cv2.setNumThreads(0)
 
 
+LabelCheck = Callable[[Batch], tuple[int, str] | None]
+"""Looks at a batch on the host: the first sample that losses cannot be computed for, and why."""
+
+
 class Request(NamedTuple):
     """The samples of one batch."""
 
@@ -82,7 +86,7 @@ class SplitLoader:
         of_samples = zip(self.batch_transforms, self._is_per_step, strict=True)
         self._num_draws = [0 if is_per_step else each.draws for each, is_per_step in of_samples]
         self._no_draws = None if any(self._num_draws) else [torch.empty(0, 0)] * len(self._num_draws)
-        self.checks: Sequence[Callable[[Batch], tuple[int, str] | None]] = ()
+        self.checks: Sequence[LabelCheck] = ()
         """Each looks at a batch on the host: the first sample that losses cannot be computed for, and why."""
         self.padding: Padding | None = None
         """How images of different sizes are stacked; None refuses them."""

@@ -175,8 +175,9 @@ class ResultList(PredictionWriter):
         """What is known of each sample now: nothing of classes."""
         if self._kind == "maps":
             return [{"mask": found} for found in self._task.maps(predictions)]
-        if self._kind in ("boxes", "instances") or isinstance(predictions, list):
-            fields = ("boxes", "scores", "labels", *(_OF_PEOPLE if self._kind == "keypoints" else ()))
+        finds_people = self._kind == "keypoints" and isinstance(predictions, list)
+        if self._kind in ("boxes", "instances") or finds_people:
+            fields = ("boxes", "scores", "labels", *(_OF_PEOPLE if finds_people else ()))
             arrays = [{name: getattr(each, name).cpu().numpy() for name in fields} for each in predictions]
             if self._kind == "instances":
                 masks = (decode_runs(each.runs, *each.size) for each in predictions)

@@ -20,7 +20,7 @@ from paceline.core.process import StopRequest
 from paceline.core.world import World
 from paceline.data.loader import StepBatch, TrainBatches, automatic_batch_size, automatic_workers
 from paceline.data.padding import padding_for
-from paceline.data.split_loader import SplitLoader
+from paceline.data.split_loader import LabelCheck, SplitLoader
 from paceline.engine.loss_accumulator import LossAccumulator
 from paceline.engine.state import RunState
 from paceline.engine.stateful import KeptState
@@ -101,6 +101,12 @@ class Trainer:
         """Unfreeze the parameters whose training starts with this step."""
         self.freezing.apply(step)
         self.strategy.rewrap()
+
+
+def label_checks(task: Task) -> list[LabelCheck]:
+    """What a task's losses check of each batch on the host, such as labels out of range."""
+    losses = getattr(task, "loss_functions", {}).values()
+    return [loss.check for loss in losses if hasattr(loss, "check")]
 
 
 @dataclass(frozen=True)
@@ -192,9 +198,8 @@ class Run(Trainer):
         super().__post_init__()
         self.saver = self._make_saver()
         self.batches.passes = self.strategy.passes
-        losses = getattr(self.task, "loss_functions", {}).values()
         for loader in (self.train_loader, *(each.loader for each in self.evaluations.values())):
-            loader.checks = [loss.check for loss in losses if hasattr(loss, "check")]
+            loader.checks = label_checks(self.task)
             loader.padding = padding_for(self.task, self.model, loader.dataset)
 
     def restore(self, checkpoint: Checkpoint) -> None:

@@ -150,7 +150,7 @@ def _selected(func: Any, args: Sequence[Any]) -> Any:
     if func is torch.ops.aten.masked_select.default:
         return given.new_empty(given.numel())
     if func is operator("_unique2"):  # all are equal, so what is done for each of them is done once
-        return given.new_empty(1), given.new_empty(given.shape, dtype=torch.int64), given.new_empty(1)
+        return given.new_zeros(1), given.new_zeros(given.shape, dtype=torch.int64), given.new_zeros(1)
     if func.name() == "torchvision::nms":
         return given.new_empty(len(given), dtype=torch.int64)
     return None

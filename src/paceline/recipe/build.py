@@ -25,7 +25,7 @@ from paceline.data.rng import model_seed
 from paceline.data.split_loader import Dataset, SplitLoader
 from paceline.engine.nonfinite import FiniteCheck
 from paceline.engine.precision.mixed import fit_half_weights
-from paceline.engine.run import Intervals, Run, RunInfo
+from paceline.engine.run import Intervals, Run, RunInfo, label_checks
 from paceline.engine.state import Choices, RunState
 from paceline.engine.torch_settings import configure_torch
 from paceline.losses.adapter import as_loss
@@ -112,6 +112,8 @@ class Builder(BuildContext):
         progress = Progress(total_steps, sampler.steps_per_epoch)
         model = self.model(loaders["train"], classes)
         task, precision = self.task(loaders["train"].dataset, classes, model), build_training.choose_precision(self)
+        for loader in loaders.values():  # before the first batch is read
+            loader.checks = label_checks(task)
         self.checkpointed_blocks = build_training.checkpoint_activations(self, model)
         freezing = build_training.make_freezing(self, model, progress)
         strategy = build_training.shard(self, model)
