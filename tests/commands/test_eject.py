@@ -112,6 +112,33 @@ def test_quickstart_is_short_plain_and_formatted(tmp_path: Path) -> None:
     assert subprocess.run([*order, "train.py"], cwd=tmp_path, check=False).returncode == 0
 
 
+def test_the_file_ends_as_the_command_does(tmp_path: Path) -> None:
+    """After a request to stop, and for mistakes that were edited in; those of plain Python keep their traceback."""
+    file = written_file(tmp_path, "quickstart", *SMALL, "train.steps=100000")
+    running = Running(tmp_path, [str(file), "--out", "stopped"], {})
+    while not list(tmp_path.glob("stopped/checkpoints/step-*")):
+        assert running.poll() is None, running.printed()
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    stopped = running.end()
+    assert stopped.returncode == 75
+    assert "on request (SIGINT); state is saved" in stopped.stderr.splitlines()[-1]
+    assert "Traceback" not in stopped.stderr
+
+    written = file.read_text(encoding="utf-8")
+    for found, edited, code, words in (
+        ("BATCH_SIZE = 24", "BATCH_SIZE = 0", 2, "samples: expected a step of at least 1 sample, got 0"),
+        ("widths=[4, 8]", "widths=[4, 6]", 4, "stages.1"),
+        ("BATCH_SIZE = 24", "BATCH_SIZE = SEEED", 1, "Traceback"),
+    ):
+        assert found in written
+        file.write_text(written.replace(found, edited), encoding="utf-8")
+        (done,) = script_ranks(1, file, "--out", "stopped")
+        assert done.returncode == code, done.stderr
+        assert words in done.stderr
+        assert ("Traceback" in done.stderr) == (words == "Traceback")
+
+
 def test_two_processes_give_the_same_bits_and_go_on_after_a_kill(tmp_path: Path) -> None:
     """The second run of the file is one process that is killed after its first checkpoint, and started again."""
     file = compare(tmp_path, "quickstart", *SMALL, procs=2)

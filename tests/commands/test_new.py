@@ -132,6 +132,11 @@ def test_a_name_that_no_recipe_may_have_is_changed(tmp_path: Path, capsys: pytes
     ]
 
 
+def test_the_task_is_named_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", str(tmp_path / "cells"), "--task", "instance_segmentation"]) == 0
+    assert "cells: an instance segmentation project that trains as it is." in capsys.readouterr().out
+
+
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")

@@ -133,3 +133,13 @@ def test_one_recipe_is_printed_as_it_ships(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == shipped_recipes()["quickstart"].read_text(encoding="utf-8")
     assert main(["recipes", "quickstrat"]) == 2
     assert 'did you mean "quickstart"' in capsys.readouterr().err
+
+
+def test_recipes_are_listed_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "--json"]) == 0
+    tasks = {each["name"]: each["task"] for each in json.loads(capsys.readouterr().out)["recipes"]}
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (start,) = {line.index(f"  {tasks[line.split()[0]]}  ") for line in lines}
+    end = start + 2 + max(map(len, tasks.values()))
+    assert {line[end : end + 2] for line in lines} == {"  "}, "no task reaches into the next column"

@@ -61,6 +61,13 @@ def test_the_shortest_size_is_one_of_those_given(height: int, width: int, sizes:
     assert found == tuple(max(1, side) for side in expected)
 
 
+@pytest.mark.parametrize("sizes", [64, [32, 64]])
+def test_a_longer_side_below_the_shorter_one_is_refused(sizes: int | list[int]) -> None:
+    RandomShortestSize(sizes, 64)
+    with pytest.raises(ArgumentError, match=r"max_size: expected at least the largest min_size \(64\), got 63"):
+        RandomShortestSize(sizes, 63)
+
+
 def test_everything_follows_the_shortest_size() -> None:
     image = rectangles(32, 48, BLOCKS) | {"matrix": np.eye(2, 3, dtype=np.float32)}
     result, other = RandomShortestSize([16, 64])(image, np.array([0.5])), RandomShortestSize(64)(image, np.array([0.9]))

@@ -14,6 +14,7 @@ from PIL import Image as PILImage
 from small_runs import CLASSES, CPU, Small
 from torch import Tensor
 
+from paceline.core.errors import DamagedFileError
 from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.engine.evaluate import evaluate
@@ -124,8 +125,20 @@ def wrong_type(*_: Any) -> list[Panel]:
     return [Panel(np.zeros((4, 4, 3)), "a")]  # type: ignore[arg-type]
 
 
+def damaged(*_: Any) -> list[Panel]:
+    raise DamagedFileError("a.jpg: empty")
+
+
+DAMAGED = f"test_visualizer.py:{damaged.__code__.co_firstlineno + 1}"
+
+
 @pytest.mark.parametrize(
-    ("draw", "words"), [(fail, f"{FAIL}: KeyError: 'no such thing'"), (wrong_type, "got float64 [4, 4, 3]")]
+    ("draw", "words"),
+    [
+        (fail, f"{FAIL}: KeyError: 'no such thing'"),
+        (wrong_type, "got float64 [4, 4, 3]"),
+        (damaged, f"{DAMAGED}: a.jpg: empty"),
+    ],
 )
 def test_what_cannot_be_drawn_is_reported_and_training_goes_on(tmp_path: Path, draw: Draw, words: str) -> None:
     run, diary = small(tmp_path, draw)

@@ -15,12 +15,15 @@ import torch
 from small_transformers import NUM_CLASSES, SMALL, library_model, samples, small
 
 from paceline.checkpoint.weights import find_weights
+from paceline.cli import main
 from paceline.core.errors import ArgumentError, CheckpointError, RecipeError, UsageError, missing_extra
 from paceline.models.detr_matching import start_copy
+from paceline.models.model_errors import call_model
 from paceline.models.surgery import Surgery, load_weights
 from paceline.models.transformers_detection import build_transformers_detector, import_transformers
 from paceline.recipe.load import load
 from paceline.recipe.validate import validate
+from paceline.tasks.detection import Detection
 
 needs_library = pytest.mark.skipif(bool(missing_extra("transformers")), reason=missing_extra("transformers"))
 
@@ -125,12 +128,45 @@ def test_weights_that_are_not_there_or_pickled_are_one_line_that_says_what_to_do
         ({"backbone_args": {"depth": 3}}, "backbone_args.depth"),
         ({"args": {"auxiliary_loss": False}}, "args.auxiliary_loss"),
         ({"args": {"d_model": "wide"}}, "args"),
+        ({"args": {"num_queries": -1}}, "args.num_queries"),
+        ({"args": {"decoder_layers": 0}}, "args"),
     ],
 )
 def test_wrong_fields_are_named(arguments: dict[str, Any], key: str) -> None:
     with pytest.raises(ArgumentError) as raised:
         build_transformers_detector("d_fine", 3, 3, **arguments)
     assert raised.value.argument == key
+
+
+@needs_library
+def test_more_queries_than_positions_name_the_field_to_lower() -> None:
+    with pytest.raises(RecipeError, match=r"^model: cannot take 1 image of 64×64 .*lower model\.args\.num_queries"):
+        call_model(small("rf_detr", num_queries=300).eval(), torch.zeros(1, 3, 64, 64))
+
+
+@needs_library
+def test_lw_detr_is_shown_by_its_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("extends: rtdetr_sample\nmodel: {name: transformers/lw_detr}\n", encoding="utf-8")
+    assert main(["show", str(recipe), "--json"]) == 0, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["model"]["flops_per_sample"] > 10**8
+
+
+@needs_library
+def test_a_damaged_configuration_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{\n"model_type": ', encoding="utf-8")
+    with pytest.raises(ArgumentError, match=r"config\.json:2 is damaged: "):
+        build_transformers_detector("rt_detr_v2", 3, 3, config=str(tmp_path))
+
+
+@needs_library
+def test_detections_that_are_not_merged_are_not_merged_with_a_mirror_image() -> None:
+    with pytest.raises(ArgumentError, match=r"non-maximum suppression, .*leave out task\.flip") as raised:
+        Detection(small("rf_detr"), ["a", "b", "c"], flip=True)
+    assert raised.value.argument == "flip"
 
 
 def test_names_are_checked_without_the_library() -> None:

@@ -43,8 +43,10 @@ _LOOP = '''def train(run: Run) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("runs/{name}_ejected"))
-    train(build(parser.parse_args().out))'''
+    with errors_in_one_line():  # and exit codes as of the command
+        train(build(parser.parse_args().out))'''
 _LOOP_NAMES = ("do_pending", "record_step", "steps", "stop_if_asked", "training")
+_OTHER_NAMES = ("engine.step.train_step", "run.train.open_run", "core.user_code.errors_in_one_line")
 
 
 class EjectedFile(Statements):
@@ -66,7 +68,7 @@ class EjectedFile(Statements):
         write_optimizer(self)
         write_strategy(self)
         write_run(self)
-        for path in (*(f"engine.loop.{name}" for name in _LOOP_NAMES), "engine.step.train_step", "run.train.open_run"):
+        for path in (*(f"engine.loop.{name}" for name in _LOOP_NAMES), *_OTHER_NAMES):
             self.name(path)
         recipe, constants = self.recipe, self._constants()
         written = f"Written by `{words}`; the results are bit-identical."

@@ -31,7 +31,9 @@ def main(options: argparse.Namespace) -> int:
     folder, task = options.folder, options.task
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", folder.absolute().name).strip("._-")[:100] or "project"
     create_folder(folder, lambda new: _write(new, task, name))
-    print(f"{folder}: a {task} project that trains as it is. Edit what is marked with ← in parts.py. Next:")
+    article = "an" if task[0] in "aeiou" else "a"
+    about = f"{article} {task.replace('_', ' ')} project that trains as it is"
+    print(f"{folder}: {about}. Edit what is marked with ← in parts.py. Next:")
     for command in (shlex.join(["cd", str(folder)]), "paceline check recipe.yaml", "paceline train recipe.yaml"):
         print(f"  {command}")
     return 0

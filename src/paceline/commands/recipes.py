@@ -31,10 +31,10 @@ def main(options: argparse.Namespace) -> int:
         ]
         print_json({"recipes": found})
         return 0
-    width = max(map(len, recipes))
+    width, task_width = max(map(len, recipes)), max(len(each.task.name) for each in recipes.values())
     for name, recipe in recipes.items():
         expected = ", ".join(f"{metric} {value:g}" for metric, value in recipe.expect.items())
-        print(f"{name:<{width}}  {recipe.task.name:<18}  {expected:<30}  {about[name]}")
+        print(f"{name:<{width}}  {recipe.task.name:<{task_width}}  {expected:<30}  {about[name]}")
     return 0
 
 

@@ -167,17 +167,19 @@ def model_table(run: Run, is_known_task: bool = True) -> tuple[list[dict[str, An
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    from paceline.models.model_errors import call_model
+
     counter = FlopCounterMode(display=False, depth=2)
     run.model.eval()
     handle = run.model.register_forward_pre_hook(_end_prediction)
     try:
         batch = run.train_loader.transform_batch(run.train_loader.fetch(0, np.arange(1)), 0, run.world.device)
-        with torch.inference_mode():
+        with torch.no_grad():
             run.task.predict(run.model, batch)
     except _FirstCall as call:  # of several, where a task looks at an image flipped or at other scales
         handle.remove()
-        with torch.inference_mode(), counter:
-            run.model(batch["image"], *call.args[1:])
+        with counter:  # with gradients: without, it fails for views of parameters that layers are called with
+            call_model(run.model, batch["image"], *call.args[1:])
     except Exception:
         if is_known_task:
             raise

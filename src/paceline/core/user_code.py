@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ from types import FrameType
 import torch
 
 from paceline.core.contracts import relative_path
-from paceline.core.errors import PacelineError, TrainingError
+from paceline.core.errors import ArgumentError, PacelineError, RecipeError, TrainingError, naming_full_disks
+from paceline.core.process import flush_streams, print_error
 from paceline.core.registry import register
 from paceline.core.world import is_communication_error
 
@@ -52,6 +54,28 @@ def named_errors() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Surrounds a script: errors that explain themselves end it as they end a command, in one line with its exit code.
+
+    Mistakes in the script's own code keep their traceback.
+    """
+    try:
+        with naming_full_disks():
+            yield
+    except (PacelineError, ArgumentError) as error:
+        if isinstance(error, TrainingError) and error.__cause__:
+            raise
+        flush_streams()
+        print_error(described(error) if isinstance(error, ArgumentError) else error)
+        sys.exit(getattr(error, "exit_code", RecipeError.exit_code))
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        sys.exit(130)
+    finally:
+        flush_streams()
+
+
 def named_error(error: Exception, error_type: type[PacelineError] = TrainingError) -> PacelineError | None:
     """The error that names a user's line, if another error passed through one."""
     own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_own(frame)]
@@ -87,9 +111,13 @@ def is_ours(written: object) -> bool:
 
 
 def described(error: Exception) -> str:
-    """An error as `file:line: type: message`, by the last line that is the user's, else of what the user installed."""
+    """An error as `file:line: type: message`, by the last line that is the user's, else of what the user installed.
+
+    Errors of ours explain themselves: their type is left out.
+    """
     first_line = str(error).strip().split("\n")[0]
-    message = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    is_explained = isinstance(error, PacelineError | ArgumentError) and not isinstance(error, KeyError)
+    message = first_line if first_line and is_explained else f"{type(error).__name__}: {first_line}".removesuffix(": ")
     if isinstance(error, SyntaxError) and error.filename:
         return f"{relative_path(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}"
     places = list(traceback.walk_tb(error.__traceback__))

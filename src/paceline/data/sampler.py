@@ -8,7 +8,7 @@ from math import ceil, isqrt
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.errors import UsageError
+from paceline.core.errors import ArgumentError, UsageError
 from paceline.core.text import pluralize
 from paceline.data.rng import derive
 
@@ -139,6 +139,8 @@ class BatchSampler:
 
 def automatic_micro_batch_size(samples: int, num_processes: int, is_same_for_any: bool = False) -> int:
     """The size that divides a step of `samples` by processes; with `is_same_for_any`, by 8 whatever their number."""
+    if samples < 1:
+        raise ArgumentError("samples", f"expected a step of at least 1 sample, got {samples}; increase the batch size")
     if is_same_for_any:
         return max(ceil(samples / _WORLD_PARTS), min(samples, _WORLD_MIN))
     share = ceil(samples / num_processes)

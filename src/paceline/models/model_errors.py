@@ -22,7 +22,7 @@ from paceline.core.world import is_communication_error
 
 _SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, AssertionError)
 _MISTAKES = (AttributeError, NameError, TypeError, LookupError, ArithmeticError, ValueError, AssertionError)
-_SHAPE_WORDS = re.compile(r"\b(size|shape|dim|channel|clip|height|width|kernel)", re.IGNORECASE)
+_SHAPE_WORDS = re.compile(r"\b(size|shape|dim|channel|clip|height|width|kernel)|selected index k", re.IGNORECASE)
 _TOO_SMALL = re.compile(
     r"greater than actual input|3D \(unbatched\) or 4D|output size is too small|less than the corresponding input dim",
     re.I,
@@ -106,6 +106,8 @@ def _advice(message: str, model: nn.Module, images: Tensor, misfit: str | None) 
     if misfit and not _TOO_SMALL.search(message):
         strides = ", or use images whose sides the model's strides divide" if _UNEQUAL.search(message) else ""
         return misfit + strides
+    if "selected index k" in message:  # of transformers, which keep as many positions as they have queries
+        return "images have fewer positions than the model has queries: lower model.args.num_queries, or enlarge them"
     return (
         f"{_image_size_hint(model, images)}change the size or the number of frames in data's transforms, or use"
         " another model"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -33,6 +34,7 @@ from paceline.models.detr_denoising import denoising_queries
 from paceline.models.detr_families import FAMILIES
 from paceline.models.detr_losses import DetrLosses
 from paceline.models.detr_matching import to_corners
+from paceline.models.model_errors import is_allocation_error
 
 _HEAD = re.compile(r"(score_head|\.class_embed|class_embed\.\d+|denoising_class_embed)$")
 ConfigArgs = Mapping[str, bool | int | float | str | Sequence[bool | int | float | str] | None]
@@ -56,7 +58,13 @@ def build_transformers_detector(
         raise ValueError(f"there is no detector transformers/{name}; there are {', '.join(sorted(FAMILIES))}")
     library: Any = import_transformers()
     configuration = _configuration(library, name, num_classes, in_channels, config, args, backbone_args)
-    detector = library.AutoModelForObjectDetection.from_config(configuration)
+    try:
+        detector = library.AutoModelForObjectDetection.from_config(configuration)
+    except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AssertionError) as error:
+        if is_allocation_error(error):
+            raise
+        reason = " ".join((str(error) or type(error).__name__).split())
+        raise ArgumentError("args", f"{name} cannot be built from args and backbone_args: {reason}") from error
     for module in detector.modules():
         if isinstance(module, nn.BatchNorm2d):  # as published; the library starts it near 0
             nn.init.ones_(module.weight)
@@ -89,12 +97,17 @@ def _configuration(
     for key, given, known in (("args", args, own), ("backbone_args", backbone_args, backbone)):
         if unknown := [each for each in given or {} if each not in known]:
             raise ArgumentError(f"{key}.{unknown[0]}", f"{name} has no such field; it has {', '.join(sorted(known))}")
+    own |= args or {}
+    if own.get("projector_scale_factors") == []:  # the library's default, with which there is no projector
+        own["projector_scale_factors"] = [1.0]
+    if isinstance(number := own["num_queries"], int) and number < 1:
+        raise ArgumentError("args.num_queries", f"expected a number of at least 1, got {number}")
     labels = {"id2label": {number: str(number) for number in range(num_classes)}, "label2id": None}
     backbone |= {"num_channels": in_channels, **(backbone_args or {})}
     from huggingface_hub.errors import StrictDataclassError
 
     try:
-        return kind(**own | labels | {**(args or {}), "backbone_config": type(made.backbone_config)(**backbone)})
+        return kind(**own | labels | {"backbone_config": type(made.backbone_config)(**backbone)})
     except (TypeError, ValueError, StrictDataclassError) as error:
         raise ArgumentError("args", " ".join(str(error).split())) from error
 
@@ -109,6 +122,13 @@ def _fields(config: Any, base: Any) -> dict[str, Any]:
 
 def read_config(library: Any, source: str | Path) -> Any:
     """The configuration in a folder, or of a model in the hub's cache; ArgumentError if there is none."""
+    file = Path(source) / "config.json"
+    try:
+        if file.is_file():
+            json.loads(file.read_bytes())
+    except ValueError as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ArgumentError("config", f"{file}{line} is damaged: {error}; download it again") from error
     try:
         return library.AutoConfig.from_pretrained(str(source), local_files_only=True)
     except (OSError, ValueError) as error:

@@ -77,7 +77,11 @@ class Detection(Task):
         self._selection = getattr(model, "selection", None)
         self._flip, self._min_score = flip, min_score
         if flip and self._selection is None:
-            raise ArgumentError("flip", f"{type(model).__name__} has no `selection`, the thresholds to merge by")
+            raise ArgumentError(
+                "flip",
+                f"{type(model).__name__} does not merge its detections by non-maximum suppression, so those of a mirror"
+                " image cannot be merged either; leave out task.flip",
+            )
 
     def _loss_names(self, model: nn.Module) -> Sequence[str]:
         if not isinstance(model, Detector):

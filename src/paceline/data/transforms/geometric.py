@@ -103,6 +103,11 @@ class RandomShortestSize:
     draws: ClassVar[int] = 1
     reads_encoded: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        largest = self.min_size if isinstance(self.min_size, int) else max(self.min_size)
+        if self.max_size is not None and self.max_size < largest:
+            raise ArgumentError("max_size", f"expected at least the largest min_size ({largest}), got {self.max_size}")
+
     def __call__(self, sample: Sample, draws: Draws) -> Sample:
         sizes = [self.min_size] if isinstance(self.min_size, int) else self.min_size
         return Resize(sizes[int(float(draws[0]) * len(sizes))], self.max_size)(sample, draws)
