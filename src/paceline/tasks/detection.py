@@ -69,7 +69,7 @@ class Detection(Task):
         for name in given.keys() - set(loss_names):
             raise ArgumentError("loss_weights", f"no loss is called {name!r}; the model has {', '.join(loss_names)}")
         super().__init__({}, {name: given.get(name, 1.0) for name in loss_names}, classes)
-        self._metrics = [CocoAP(self.classes), *extra_metrics]
+        self._metrics = [*self._own_metrics(), *extra_metrics]
         compare_by(rows_of_boxes, extra_metrics)
         self._count = getattr(model, "count", None)
         self._takes_sizes = "image_sizes" in signature_of(model.forward).parameters
@@ -82,6 +82,9 @@ class Detection(Task):
                 f"{type(model).__name__} does not merge its detections by non-maximum suppression, so those of a mirror"
                 " image cannot be merged either; leave out task.flip",
             )
+
+    def _own_metrics(self) -> list[Metric]:
+        return [CocoAP(self.classes)]
 
     def _loss_names(self, model: nn.Module) -> Sequence[str]:
         if not isinstance(model, Detector):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.core.arguments import Share, Weight
 from paceline.core.errors import DataError, ExportError, RecipeError
 from paceline.core.registry import register
 from paceline.data.batch import TRUTHS, Batch
@@ -40,17 +38,8 @@ class InstanceSegmentation(Detection):
     needs_masks = True
     _detects = Instances
 
-    def __init__(
-        self,
-        model: nn.Module,
-        classes: Sequence[str],
-        extra_metrics: Sequence[Metric] = (),
-        loss_weights: Mapping[str, Weight] | None = None,
-        flip: Annotated[bool, Field(description="Merges the detections of each image and its mirror image.")] = False,
-        min_score: Annotated[Share | None, Field(description="Detections with a lower score are left out.")] = None,
-    ) -> None:
-        super().__init__(model, classes, extra_metrics, loss_weights, flip, min_score)
-        self._metrics = [CocoMaskAP(self.classes), *self._metrics]
+    def _own_metrics(self) -> list[Metric]:
+        return [CocoMaskAP(self.classes), *super()._own_metrics()]
 
     def _loss_names(self, model: nn.Module) -> Sequence[str]:
         if not isinstance(model, Detector) or not getattr(model, "predicts_masks", False):
